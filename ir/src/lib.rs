@@ -1,1 +1,3 @@
 //! ir
+
+pub mod placement;

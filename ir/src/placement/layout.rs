@@ -1,0 +1,370 @@
+//! How one dimension is cut: a list of digits, major to minor.
+//!
+//! Digits read as cuts of a range. Sub-axes of one axis of the user's mesh, next to each other and
+//! in order, are *one* cut, so that refining a mesh moves no element:
+//!
+//! ```text
+//! 250 rows over tp=4, as [tp] or as [tp_kv.tp_rep]  ->  63 63 63 61
+//! ```
+
+use smallvec::SmallVec;
+
+use super::mesh::{Axis, AxisSet, Mesh};
+
+/// One digit of a dimension that is read as a mixed-radix number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Digit {
+    /// Fixed by the mesh coordinate along this axis.
+    Axis(Axis),
+    /// This many pieces, all of them kept, next to each other.
+    Block(u32),
+}
+
+/// The digits of one dimension, major to minor; what they leave over is local.
+///
+/// Always normal: no block of 1, no two blocks next to each other, no block at the end.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct DimLayout(SmallVec<[Digit; 2]>);
+
+/// A contiguous range of global indices: its start and its length.
+pub type Run = (u64, u64);
+
+/// The runs that one coordinate holds, in ascending order.
+pub type Runs = SmallVec<[Run; 2]>;
+
+/// One cut of a range: a block, or an axis, or the adjacent parts of a refined axis.
+struct Cut<'a> {
+    digits: &'a [Digit],
+    width: u64,
+}
+
+impl Cut<'_> {
+    /// Which piece the coordinate takes; `None` if it takes them all.
+    fn index(&self, mesh: &Mesh, coord: &[u32]) -> Option<u64> {
+        self.digits.iter().try_fold(0, |res, digit| match *digit {
+            Digit::Axis(axis) => {
+                Some(res * u64::from(mesh.size(axis)) + u64::from(coord[axis.0 as usize]))
+            }
+            Digit::Block(_) => None,
+        })
+    }
+
+    /// The piece `index` of the range `0..len`.
+    fn piece(&self, len: u64, index: u64) -> Run {
+        let piece = len.div_ceil(self.width);
+        let start = len.min(index * piece);
+        (start, piece.min(len - start))
+    }
+}
+
+impl DimLayout {
+    /// Not cut.
+    pub fn whole() -> DimLayout {
+        DimLayout::default()
+    }
+
+    /// The layout of these digits, made normal.
+    pub fn new(digits: impl IntoIterator<Item = Digit>) -> DimLayout {
+        let mut res: SmallVec<[Digit; 2]> = SmallVec::new();
+        for digit in digits {
+            match (res.last_mut(), digit) {
+                (_, Digit::Block(1)) => (),
+                (Some(Digit::Block(a)), Digit::Block(b)) => *a = a.saturating_mul(b),
+                _ => res.push(digit),
+            }
+        }
+        while let Some(Digit::Block(_)) = res.last() {
+            res.pop();
+        }
+        DimLayout(res)
+    }
+
+    /// The layout cut over these axes, major to minor.
+    pub fn over(axes: impl IntoIterator<Item = Axis>) -> DimLayout {
+        DimLayout(axes.into_iter().map(Digit::Axis).collect())
+    }
+
+    /// The digits, major to minor.
+    pub fn digits(&self) -> &[Digit] {
+        &self.0
+    }
+
+    /// Whether nothing cuts it.
+    pub fn is_whole(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The axes that cut it, in digit order.
+    pub fn axes(&self) -> impl DoubleEndedIterator<Item = Axis> + '_ {
+        self.0.iter().filter_map(|it| match *it {
+            Digit::Axis(axis) => Some(axis),
+            Digit::Block(_) => None,
+        })
+    }
+
+    /// The axes that cut it, as a set.
+    pub fn axis_set(&self) -> AxisSet {
+        self.axes().collect()
+    }
+
+    /// Whether every coordinate holds one contiguous range: it has no blocks.
+    pub fn is_contiguous(&self) -> bool {
+        self.0.iter().all(|it| matches!(it, Digit::Axis(_)))
+    }
+
+    /// Whether every cut of a dimension of `size` gives equal pieces.
+    pub fn divides(&self, size: u64, mesh: &Mesh) -> bool {
+        let mut rest = size;
+        self.0.iter().all(|&digit| {
+            let even = rest.is_multiple_of(width(digit, mesh));
+            rest /= width(digit, mesh).max(1);
+            even
+        })
+    }
+
+    /// The most that any coordinate holds of a dimension of `size`.
+    pub fn local_size(&self, size: u64, mesh: &Mesh) -> u64 {
+        let cuts = self.cuts(mesh);
+        if self.is_contiguous() {
+            return cuts.iter().fold(size, |rest, it| rest.div_ceil(it.width));
+        }
+        if self.divides(size, mesh) {
+            return size / self.axes().map(|it| u64::from(mesh.size(it))).product::<u64>();
+        }
+        largest(&cuts, &[(size, 1)])
+    }
+
+    /// How much the coordinate holds of a dimension of `size`.
+    pub fn extent(&self, size: u64, mesh: &Mesh, coord: &[u32]) -> u64 {
+        extent(&self.cuts(mesh), size, mesh, coord)
+    }
+
+    /// The first global index that the coordinate holds; `size` if it holds none.
+    pub fn start(&self, size: u64, mesh: &Mesh, coord: &[u32]) -> u64 {
+        self.runs(size, mesh, coord).first().map_or(size, |&(start, _)| start)
+    }
+
+    /// The ranges that the coordinate holds, in local order, which is also ascending. None is
+    /// empty and no two touch.
+    pub fn runs(&self, size: u64, mesh: &Mesh, coord: &[u32]) -> Runs {
+        let mut res = Runs::from_slice(&[(0, size)]);
+        for cut in self.cuts(mesh) {
+            res = match cut.index(mesh, coord) {
+                Some(index) => res
+                    .iter()
+                    .map(|&(start, len)| {
+                        let (offset, len) = cut.piece(len, index);
+                        (start + offset, len)
+                    })
+                    .collect(),
+                None => res
+                    .iter()
+                    .flat_map(|&(start, len)| {
+                        let pieces = (0..cut.width).map(|it| cut.piece(len, it));
+                        pieces
+                            .take_while(|&(_, len)| len > 0)
+                            .map(move |(offset, len)| (start + offset, len))
+                            .collect::<Runs>()
+                    })
+                    .collect(),
+            };
+        }
+        merged(res)
+    }
+
+    /// The layout of the dimension that `(a b ..)` in einops notation makes of these dimensions.
+    ///
+    /// `None` where a dimension is cut unevenly, since its pieces are then no blocks of the result.
+    pub fn join(parts: &[(DimLayout, u64)], mesh: &Mesh) -> Option<DimLayout> {
+        if parts.iter().all(|(layout, _)| layout.is_whole()) {
+            return Some(DimLayout::whole());
+        }
+        if let Some(at) = only_one(parts.iter().map(|&(_, size)| size)) {
+            let trivial = |layout: &DimLayout| layout.axes().all(|it| mesh.size(it) == 1);
+            let others = parts.iter().enumerate().filter(|&(i, _)| i != at);
+            if others.clone().all(|(_, (layout, _))| trivial(layout)) {
+                return Some(DimLayout::new(parts.iter().flat_map(|it| it.0.0.iter().copied())));
+            }
+        }
+        let mut digits: SmallVec<[Digit; 8]> = SmallVec::new();
+        for (layout, size) in parts {
+            if *size == 0 || !layout.divides(*size, mesh) {
+                return None;
+            }
+            let width: u64 = layout.0.iter().map(|&it| width(it, mesh)).product();
+            digits.extend(layout.0.iter().copied());
+            digits.push(Digit::Block(u32::try_from(size / width).ok()?));
+        }
+        Some(DimLayout::new(digits))
+    }
+
+    /// Inverse of [`DimLayout::join`]: the layouts of the factors of a dimension, major to minor.
+    ///
+    /// `None` where a digit straddles two factors.
+    pub fn split(&self, factors: &[u64], mesh: &Mesh) -> Option<SmallVec<[DimLayout; 4]>> {
+        let mut res: SmallVec<[DimLayout; 4]> =
+            factors.iter().map(|_| DimLayout::whole()).collect();
+        if self.is_whole() {
+            return Some(res);
+        }
+        if let Some(at) = only_one(factors.iter().copied()) {
+            res[at] = self.clone();
+            return Some(res);
+        }
+        let mut digits: SmallVec<[Digit; 8]> = self.0.iter().rev().copied().collect();
+        for (factor, part) in factors.iter().zip(&mut res) {
+            let mut room = *factor;
+            let mut taken: SmallVec<[Digit; 4]> = SmallVec::new();
+            while room > 1 {
+                let Some(digit) = digits.pop() else { break };
+                let width = width(digit, mesh);
+                if room.is_multiple_of(width) {
+                    room /= width;
+                    taken.push(digit);
+                    continue;
+                }
+                // A block may be shared out between two factors; an axis may not.
+                if matches!(digit, Digit::Axis(_)) || !width.is_multiple_of(room) {
+                    return None;
+                }
+                taken.push(Digit::Block(u32::try_from(room).ok()?));
+                digits.push(Digit::Block(u32::try_from(width / room).ok()?));
+                room = 1;
+            }
+            *part = DimLayout::new(taken);
+        }
+        // Axes of size 1 cut nothing, so the last factor can take them.
+        let last = res.last_mut()?;
+        if digits.iter().any(|&it| width(it, mesh) > 1) {
+            return None;
+        }
+        *last = DimLayout::new(last.0.iter().copied().chain(digits.into_iter().rev()));
+        Some(res)
+    }
+
+    /// The first `n` digits.
+    pub(super) fn prefix(&self, n: usize) -> DimLayout {
+        DimLayout::new(self.0[..n].iter().copied())
+    }
+
+    /// These digits, then `digits`.
+    pub(super) fn then(&self, digits: impl IntoIterator<Item = Digit>) -> DimLayout {
+        DimLayout::new(self.0.iter().copied().chain(digits))
+    }
+
+    /// Whether the first `n` digits name ranges that the others cut further, for this size.
+    ///
+    /// Not so only inside a refined axis that cuts unevenly: that is one cut.
+    pub(super) fn nests_at(&self, n: usize, size: u64, mesh: &Mesh) -> bool {
+        let (Some(&Digit::Axis(major)), Some(&Digit::Axis(minor))) =
+            (n.checked_sub(1).and_then(|it| self.0.get(it)), self.0.get(n))
+        else {
+            return true;
+        };
+        !mesh.continues(major, minor) || self.divides(size, mesh)
+    }
+
+    fn cuts(&self, mesh: &Mesh) -> SmallVec<[Cut<'_>; 4]> {
+        let one_cut = |a: &Digit, b: &Digit| match (*a, *b) {
+            (Digit::Axis(a), Digit::Axis(b)) => mesh.continues(a, b),
+            _ => false,
+        };
+        let cut = |digits| Cut { digits, width: product(digits, mesh).max(1) };
+        self.0.chunk_by(one_cut).map(cut).collect()
+    }
+}
+
+/// How many pieces a digit makes.
+fn width(digit: Digit, mesh: &Mesh) -> u64 {
+    u64::from(match digit {
+        Digit::Axis(axis) => mesh.size(axis),
+        Digit::Block(n) => n,
+    })
+}
+
+fn product(digits: &[Digit], mesh: &Mesh) -> u64 {
+    digits.iter().map(|&it| width(it, mesh)).product()
+}
+
+/// The position of the only size that is not 1, if there is just one.
+fn only_one(sizes: impl Iterator<Item = u64>) -> Option<usize> {
+    let mut others = sizes.enumerate().filter(|&(_, size)| size != 1);
+    let (at, _) = others.next()?;
+    others.next().is_none().then_some(at)
+}
+
+/// Drops empty runs and joins those that touch.
+fn merged(runs: Runs) -> Runs {
+    let mut res = Runs::new();
+    for (start, len) in runs.into_iter().filter(|&(_, len)| len > 0) {
+        match res.last_mut() {
+            Some((last, n)) if *last + *n == start => *n += len,
+            _ => res.push((start, len)),
+        }
+    }
+    res
+}
+
+fn extent(cuts: &[Cut], size: u64, mesh: &Mesh, coord: &[u32]) -> u64 {
+    let Some((cut, rest)) = cuts.split_first() else { return size };
+    match cut.index(mesh, coord) {
+        Some(index) => extent(rest, cut.piece(size, index).1, mesh, coord),
+        None => {
+            let (full, tail) = pieces(size, cut.width);
+            full.1 * extent(rest, full.0, mesh, coord) + extent(rest, tail, mesh, coord)
+        }
+    }
+}
+
+/// The pieces of `len` cut in `width`: length and number of the full ones, length of the last.
+fn pieces(len: u64, width: u64) -> ((u64, u64), u64) {
+    let piece = len.div_ceil(width);
+    match piece {
+        0 => ((0, 0), 0),
+        _ => ((piece, len / piece), len % piece),
+    }
+}
+
+/// The most that any choice of coordinates leaves of these ranges, given as (length, how many).
+///
+/// With blocks, coordinate 0 is not always the one that holds most: 7 rows as `[a.x3.b]` on
+/// (a=2, b=2) leave 2 at (0, 0) and 3 at (1, 0). All ranges of one length are treated alike, so
+/// only the coordinates where some length passes from full to short to empty need a look.
+fn largest(cuts: &[Cut], ranges: &[(u64, u64)]) -> u64 {
+    let Some((cut, rest)) = cuts.split_first() else {
+        return ranges.iter().map(|&(len, n)| len * n).sum();
+    };
+    if let [Digit::Block(_)] = cut.digits {
+        let mut next: SmallVec<[(u64, u64); 4]> = SmallVec::new();
+        for &(len, n) in ranges {
+            let (full, tail) = pieces(len, cut.width);
+            next.push((full.0, full.1 * n));
+            next.push((tail, n));
+        }
+        return largest(rest, &collected(next));
+    }
+    let mut candidates: SmallVec<[u64; 8]> = SmallVec::from_slice(&[0]);
+    for &(len, _) in ranges {
+        let full = pieces(len, cut.width).0.1;
+        candidates.extend([full, full + 1].into_iter().filter(|&it| it < cut.width));
+    }
+    candidates.sort_unstable();
+    candidates.dedup();
+    let at = |index| collected(ranges.iter().map(|&(len, n)| (cut.piece(len, index).1, n)));
+    candidates.into_iter().map(|it| largest(rest, &at(it))).max().unwrap_or(0)
+}
+
+/// Adds up the numbers of ranges of equal length, without empty ones.
+fn collected(ranges: impl IntoIterator<Item = (u64, u64)>) -> SmallVec<[(u64, u64); 4]> {
+    let mut res: SmallVec<[(u64, u64); 4]> =
+        ranges.into_iter().filter(|&(len, n)| len > 0 && n > 0).collect();
+    res.sort_unstable();
+    res.dedup_by(|next, kept| {
+        let same = next.0 == kept.0;
+        if same {
+            kept.1 += next.1;
+        }
+        same
+    });
+    res
+}

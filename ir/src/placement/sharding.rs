@@ -1,0 +1,311 @@
+//! Where the elements of a tensor live: a layout per dimension, and what is still to be reduced.
+//!
+//! Written as `[tp.dp, _] sum(cp)`; [`Sharding::parse`] reads what [`Sharding::display`] prints.
+
+use std::fmt;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::PlacementError;
+use super::layout::{Digit, DimLayout, Runs};
+use super::mesh::{Axis, AxisSet, Mesh};
+
+/// How partial values become the value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ReduceOp {
+    /// Their sum.
+    Sum,
+    /// Their sum, divided by how many there are.
+    Avg,
+    /// The largest.
+    Max,
+    /// The smallest.
+    Min,
+}
+
+/// Where the elements of one tensor live. Axes in neither field hold copies.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Sharding {
+    /// How each dimension is cut.
+    pub dims: SmallVec<[DimLayout; 4]>,
+    /// The axes over which what is held must still be reduced to become the value.
+    pub partial: Option<(ReduceOp, AxisSet)>,
+}
+
+/// One contiguous box of the global tensor.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Chunk {
+    /// Its first element.
+    pub offsets: SmallVec<[u64; 4]>,
+    /// How many elements it has in each dimension; none is 0.
+    pub sizes: SmallVec<[u64; 4]>,
+}
+
+impl ReduceOp {
+    /// All of them.
+    pub const ALL: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min];
+
+    /// Its name in text: `sum`, `avg`, `max` or `min`.
+    pub fn name(self) -> &'static str {
+        match self {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Avg => "avg",
+            ReduceOp::Max => "max",
+            ReduceOp::Min => "min",
+        }
+    }
+}
+
+impl fmt::Display for ReduceOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Sharding {
+    /// Whole on every coordinate.
+    pub fn replicated(ndim: usize) -> Sharding {
+        Sharding { dims: smallvec![DimLayout::whole(); ndim], partial: None }
+    }
+
+    /// The number of dimensions.
+    pub fn ndim(&self) -> usize {
+        self.dims.len()
+    }
+
+    /// The largest shape that any coordinate holds, which is the shape of its buffer.
+    pub fn local_shape(&self, shape: &[u64], mesh: &Mesh) -> SmallVec<[u64; 4]> {
+        self.dims.iter().zip(shape).map(|(dim, &size)| dim.local_size(size, mesh)).collect()
+    }
+
+    /// The shape of what this coordinate holds: a prefix of its buffer in every dimension.
+    pub fn extents(&self, shape: &[u64], mesh: &Mesh, coord: &[u32]) -> SmallVec<[u64; 4]> {
+        self.dims.iter().zip(shape).map(|(dim, &size)| dim.extent(size, mesh, coord)).collect()
+    }
+
+    /// Whether every cut gives equal pieces, so that no buffer has padding.
+    pub fn divides(&self, shape: &[u64], mesh: &Mesh) -> bool {
+        self.dims.iter().zip(shape).all(|(dim, &size)| dim.divides(size, mesh))
+    }
+
+    /// The axes that the elements are spread over.
+    pub fn sharded_axes(&self) -> AxisSet {
+        self.dims.iter().flat_map(DimLayout::axes).collect()
+    }
+
+    /// The axes that are still to be reduced over.
+    pub fn partial_axes(&self) -> AxisSet {
+        self.partial.map_or(AxisSet::EMPTY, |(_, axes)| axes)
+    }
+
+    /// The axes along which every coordinate holds the same.
+    pub fn replicated_axes(&self, mesh: &Mesh) -> AxisSet {
+        mesh.all().minus(self.sharded_axes()).minus(self.partial_axes())
+    }
+
+    /// The same layout with the value reduced.
+    #[must_use]
+    pub fn without_partial(&self) -> Sharding {
+        Sharding { dims: self.dims.clone(), partial: None }
+    }
+
+    /// The same layout with the partial axes set; none if `axes` is empty.
+    #[must_use]
+    pub fn with_partial(&self, op: ReduceOp, axes: AxisSet) -> Sharding {
+        let partial = (!axes.is_empty()).then_some((op, axes));
+        Sharding { dims: self.dims.clone(), partial }
+    }
+
+    /// The same with dimension `dim` laid out as `layout`.
+    #[must_use]
+    pub fn with_dim(&self, dim: usize, layout: DimLayout) -> Sharding {
+        let mut res = self.clone();
+        res.dims[dim] = layout;
+        res
+    }
+
+    /// The boxes of the global tensor that the coordinate holds, in the row-major order of the
+    /// runs of its dimensions. None is empty; a coordinate that holds nothing has none.
+    pub fn chunks(&self, shape: &[u64], mesh: &Mesh, coord: &[u32]) -> Vec<Chunk> {
+        let mut res = vec![Chunk::default()];
+        for (dim, &size) in self.dims.iter().zip(shape) {
+            let runs: Runs = dim.runs(size, mesh, coord);
+            res = res
+                .iter()
+                .flat_map(|chunk| {
+                    runs.iter().map(|&(start, len)| {
+                        let mut chunk = chunk.clone();
+                        chunk.offsets.push(start);
+                        chunk.sizes.push(len);
+                        chunk
+                    })
+                })
+                .collect();
+        }
+        res
+    }
+
+    /// Whether this coordinate is the one, of all that hold the same elements, that writes them.
+    ///
+    /// `salt` tells tensors apart (say, by their position among the parameters), so that the work
+    /// spreads over the copies; so do the shards of one tensor.
+    pub fn owns(&self, coord: &[u32], mesh: &Mesh, salt: u64) -> bool {
+        let sharded = self.sharded_axes();
+        let copies = mesh.all().minus(sharded);
+        let shard = mesh.index_in(sharded, coord);
+        mesh.index_in(copies, coord) == salt.wrapping_add(shard) % mesh.set_size(copies)
+    }
+
+    /// Whether this is a layout of a tensor of `shape` on `mesh`.
+    pub fn validate(&self, shape: &[u64], mesh: &Mesh) -> Result<(), PlacementError> {
+        if self.dims.len() != shape.len() {
+            return Err(PlacementError::Ndim { expected: shape.len(), found: self.dims.len() });
+        }
+        let mut seen = AxisSet::EMPTY;
+        for (dim, layout) in self.dims.iter().enumerate() {
+            for &digit in layout.digits() {
+                match digit {
+                    Digit::Block(0) => return Err(PlacementError::ZeroBlocks { dim }),
+                    Digit::Block(_) => (),
+                    Digit::Axis(axis) => {
+                        check_axis(axis, mesh)?;
+                        if seen.contains(axis) {
+                            return Err(self.reused(axis, dim, mesh));
+                        }
+                        seen = seen.with(axis);
+                        if self.partial_axes().contains(axis) {
+                            let axis = mesh.name(axis).to_string();
+                            return Err(PlacementError::PartialAndSharded { axis, dim });
+                        }
+                    }
+                }
+            }
+        }
+        match self.partial {
+            Some((op, AxisSet::EMPTY)) => Err(PlacementError::EmptyPartial { op }),
+            Some((_, axes)) => axes.iter().try_for_each(|it| check_axis(it, mesh)),
+            None => Ok(()),
+        }
+    }
+
+    fn reused(&self, axis: Axis, second: usize, mesh: &Mesh) -> PlacementError {
+        let first = self.dims.iter().position(|it| it.axes().any(|it| it == axis));
+        let axis = mesh.name(axis).to_string();
+        PlacementError::AxisReused { axis, first: first.unwrap_or(second), second }
+    }
+
+    /// Prints the sharding with the names of `mesh`: `[tp.dp, _] sum(cp)`.
+    pub fn display<'a>(&'a self, mesh: &'a Mesh) -> impl fmt::Display + 'a {
+        Display(self, mesh)
+    }
+
+    /// Reads what [`Sharding::display`] prints. The name of a refined axis stands for its parts.
+    pub fn parse(text: &str, mesh: &Mesh) -> Result<Sharding, PlacementError> {
+        let fail = |why: String| PlacementError::Parse { text: text.to_string(), why };
+        let rest =
+            text.trim().strip_prefix('[').ok_or_else(|| fail("it starts with no `[`".into()))?;
+        let (dims, partial) = rest.split_once(']').ok_or_else(|| fail("it has no `]`".into()))?;
+        let mut res = Sharding::default();
+        if !dims.trim().is_empty() {
+            for dim in dims.split(',') {
+                res.dims.push(parse_dim(dim.trim(), mesh).map_err(|it| it.unwrap_or_else(&fail))?);
+            }
+        }
+        let partial = partial.trim();
+        if !partial.is_empty() {
+            let (op, axes) = partial
+                .strip_suffix(')')
+                .and_then(|it| it.split_once('('))
+                .ok_or_else(|| fail(format!("`{partial}` is no reduction")))?;
+            let op = ReduceOp::ALL.into_iter().find(|it| it.name() == op.trim());
+            let op = op.ok_or_else(|| fail("a reduction is sum, avg, max or min".into()))?;
+            let names: SmallVec<[&str; 4]> = axes.split(',').map(str::trim).collect();
+            res.partial = Some((op, mesh.axis_set(&names)?));
+        }
+        res.validate(&SmallVec::<[u64; 4]>::from_elem(0, res.dims.len()), mesh)?;
+        Ok(res)
+    }
+}
+
+fn check_axis(axis: Axis, mesh: &Mesh) -> Result<(), PlacementError> {
+    if (axis.0 as usize) < mesh.axes.len() {
+        return Ok(());
+    }
+    Err(PlacementError::AxisOutOfRange { axis: axis.0, axes: mesh.axes.len() })
+}
+
+/// The error is finished, or a reason for which the caller knows the text.
+fn parse_dim(text: &str, mesh: &Mesh) -> Result<DimLayout, ParseFailure> {
+    if text == "_" {
+        return Ok(DimLayout::whole());
+    }
+    let mut digits: SmallVec<[Digit; 4]> = SmallVec::new();
+    for name in text.split('.').map(str::trim) {
+        let axes = mesh.axes_named(name);
+        if !axes.is_empty() {
+            digits.extend(axes.into_iter().map(Digit::Axis));
+        } else if let Some(n) = name.strip_prefix('x').and_then(|it| it.parse().ok()) {
+            digits.push(Digit::Block(n));
+        } else if name.is_empty() {
+            return Err(ParseFailure::Why(
+                "a dimension is empty; write `_` where it is whole".into(),
+            ));
+        } else {
+            return Err(ParseFailure::Error(mesh.unknown(name)));
+        }
+    }
+    Ok(DimLayout::new(digits))
+}
+
+enum ParseFailure {
+    Why(String),
+    Error(PlacementError),
+}
+
+impl ParseFailure {
+    fn unwrap_or_else(self, fail: impl Fn(String) -> PlacementError) -> PlacementError {
+        match self {
+            ParseFailure::Why(why) => fail(why),
+            ParseFailure::Error(error) => error,
+        }
+    }
+}
+
+struct Display<'a>(&'a Sharding, &'a Mesh);
+
+impl fmt::Display for Display<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Display(sharding, mesh) = self;
+        f.write_str("[")?;
+        for (dim, layout) in sharding.dims.iter().enumerate() {
+            f.write_str(if dim == 0 { "" } else { ", " })?;
+            f.write_str(if layout.is_whole() { "_" } else { "" })?;
+            for (i, digit) in layout.digits().iter().enumerate() {
+                f.write_str(if i == 0 { "" } else { "." })?;
+                match *digit {
+                    Digit::Axis(axis) => f.write_str(mesh.name(axis))?,
+                    Digit::Block(n) => write!(f, "x{n}")?,
+                }
+            }
+        }
+        f.write_str("]")?;
+        match sharding.partial {
+            Some((op, axes)) => write!(f, " {op}({})", mesh.names(axes)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Shards a parameter further for FSDP: `axes` become the minor digits of `dim`.
+///
+/// ```text
+/// fsdp([tp, _], 0, dp) -> [tp.dp, _]
+/// fsdp([_, tp], 0, dp) -> [dp, tp]
+/// ```
+///
+/// # Panics
+///
+/// If the tensor has no dimension `dim`.
+pub fn fsdp(sharding: &Sharding, dim: usize, axes: impl IntoIterator<Item = Axis>) -> Sharding {
+    sharding.with_dim(dim, sharding.dims[dim].then(axes.into_iter().map(Digit::Axis)))
+}
