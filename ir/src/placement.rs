@@ -39,7 +39,9 @@ mod torch;
 pub use exec::{CopyRun, CopyRuns, apply_step, apply_steps, copy_runs, for_each_copy};
 pub use layout::{Digit, DimLayout, Run, Runs};
 pub use mesh::{Axis, AxisSet, Coord, Mesh, MeshAxis};
-pub use reshard::{CommCost, Step, StepKind, classify, reshard, step_bytes, step_cost};
+pub use reshard::{
+    CommCost, Step, StepKind, classify, reshard, reshard_cost, step_bytes, step_cost,
+};
 pub use sharding::{Chunk, ReduceOp, Sharding, fsdp};
 pub use torch::Placement;
 

@@ -19,7 +19,19 @@ use super::PlacementError;
 pub struct Axis(pub u8);
 
 /// A set of mesh axes. Names a communicator, an amax group, a set of replicas.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Default,
+    serde::Serialize,
+    serde::Deserialize,
+)]
 pub struct AxisSet(pub u16);
 
 /// A position in the mesh: one index per axis.

@@ -287,6 +287,25 @@ pub fn reshard(
     Ok(cx.everyday(from).unwrap_or_else(|| cx.search(from)))
 }
 
+/// Seconds that the cheapest steps from one sharding to another take.
+pub fn reshard_cost(
+    from: &Sharding,
+    to: &Sharding,
+    shape: &[u64],
+    elem_bytes: u64,
+    mesh: &Mesh,
+    cost: &CommCost,
+) -> Result<f64, PlacementError> {
+    let mut seconds = 0.0;
+    let mut at = from;
+    let steps = reshard(from, to, shape, elem_bytes, mesh, cost)?;
+    for step in &steps {
+        seconds += step_cost(step, at, shape, elem_bytes, mesh, cost);
+        at = &step.to;
+    }
+    Ok(seconds)
+}
+
 /// How many shardings a search looks at before it settles for the best path known.
 const MAX_VISITED: usize = 4096;
 

@@ -11,7 +11,10 @@ use super::layout::{Digit, DimLayout, Runs};
 use super::mesh::{Axis, AxisSet, Mesh};
 
 /// How partial values become the value.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+#[serde(rename_all = "lowercase")]
 pub enum ReduceOp {
     /// Their sum.
     Sum,

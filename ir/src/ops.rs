@@ -1,0 +1,431 @@
+//! Every op, one file each. To add one: write the file, add one line to `define_ops!`.
+//!
+//! An op is a plain struct of attributes that implements [`OpDef`]. Everything else is derived:
+//! spelling in text IR and `model.ron` (the attributes are RON), equality and hashing for CSE, and
+//! the tests that every op gets (`tests/ops.rs`): shapes, gradients against finite differences,
+//! and every legal sharding against the global reference.
+
+mod factors;
+mod tensor;
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use crate::build::{BuildError, Builder};
+use crate::graph::{Node, Value};
+use crate::types::{DType, Shape, TensorType};
+
+pub use collective::CollectiveKind;
+pub use factors::{Assignment, Conflict, Dims, Factor, Factors, Linear};
+pub use matmul::Gemm;
+pub use tensor::{Number, Real, Tensor, View, ViewMut};
+
+/// Types of the results of an op.
+pub type Types = SmallVec<[TensorType; 2]>;
+
+/// Why operands do not fit an op.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TypeError {
+    /// Wrong number of operands.
+    #[error("takes {expected} operands, not {found}")]
+    Arity {
+        /// What the op takes.
+        expected: usize,
+        /// What it got.
+        found: usize,
+    },
+    /// An operand has the wrong number of dimensions.
+    #[error("operand {operand} ({found}) must have {expected}")]
+    Ndim {
+        /// Which operand.
+        operand: usize,
+        /// Its type.
+        found: TensorType,
+        /// What it must have: `2 dims`, `at least 1 dim`.
+        expected: &'static str,
+    },
+    /// Two sizes that must agree do not.
+    #[error("{what}: {left} and {right} differ")]
+    Sizes {
+        /// What must agree.
+        what: &'static str,
+        /// One size.
+        left: u64,
+        /// The other.
+        right: u64,
+    },
+    /// A size is not a multiple of what it must be.
+    #[error("{what}: {size} is not a multiple of {of}")]
+    Multiple {
+        /// What must divide.
+        what: &'static str,
+        /// The size.
+        size: u64,
+        /// The divisor.
+        of: u64,
+    },
+    /// An operand has the wrong element type.
+    #[error("operand {operand} is {found}, and must be {expected}")]
+    DType {
+        /// Which operand.
+        operand: usize,
+        /// Its element type.
+        found: DType,
+        /// What it must be.
+        expected: &'static str,
+    },
+}
+
+macro_rules! define_ops {
+    ($($module:ident :: $ty:ident = $name:literal,)*) => {
+        $(pub mod $module;)*
+        $(pub use $module::$ty;)*
+
+        /// One of the ops below, with its attributes.
+        #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+        #[allow(missing_docs)]
+        pub enum Op { $($ty($ty),)* }
+
+        /// Which op, without attributes.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[allow(missing_docs)]
+        pub enum OpKind { $($ty,)* }
+
+        impl Op {
+            /// Which op this is.
+            pub fn kind(&self) -> OpKind {
+                match self { $(Op::$ty(_) => OpKind::$ty,)* }
+            }
+            /// `matmul(transpose_b:true)`: the name, then the attributes as RON.
+            pub fn to_text(&self) -> String {
+                match self { $(Op::$ty(it) => to_text($name, it),)* }
+            }
+            /// Inverse of [`Op::to_text`].
+            pub fn from_text(s: &str) -> Result<Op, String> {
+                let (name, attrs) = s.split_at(s.find('(').unwrap_or(s.len()));
+                match name {
+                    $($name => from_text(attrs).map(Op::$ty),)*
+                    _ => Err(format!("unknown op `{name}`")),
+                }
+            }
+            /// [`OpDef::infer`].
+            pub fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
+                match self { $(Op::$ty(it) => it.infer(inputs),)* }
+            }
+            /// [`OpDef::factors`].
+            pub fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
+                let factors = match self { $(Op::$ty(it) => it.factors(inputs, results),)* };
+                factors.contiguous(self.bounds())
+            }
+            /// [`OpDef::reference`].
+            pub fn reference<T: Real>(
+                &self, inputs: &[View<'_, T>], results: &mut [ViewMut<'_, T>], cx: &LocalCx<'_>,
+            ) {
+                match self { $(Op::$ty(it) => it.reference(inputs, results, cx),)* }
+            }
+            /// [`OpDef::grad`].
+            pub fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
+                match self { $(Op::$ty(it) => it.grad(cx),)* }
+            }
+            /// [`OpDef::bounds`].
+            pub fn bounds(&self) -> &'static [BoundAt] {
+                match self { $(Op::$ty(it) => it.bounds(),)* }
+            }
+            /// [`OpDef::in_place`].
+            pub fn in_place(&self) -> &'static [(usize, usize)] {
+                match self { $(Op::$ty(it) => it.in_place(),)* }
+            }
+            /// [`OpDef::localize`].
+            pub fn localize(&self, results: &[&[u64]]) -> Option<Op> {
+                match self { $(Op::$ty(it) => it.localize(results),)* }
+            }
+            /// [`OpDef::flops`].
+            pub fn flops(&self, inputs: &[&[u64]], results: &[&[u64]]) -> u64 {
+                match self { $(Op::$ty(it) => it.flops(inputs, results),)* }
+            }
+        }
+
+        impl OpKind {
+            /// Every op, in the order of the list.
+            pub const ALL: &[OpKind] = &[$(OpKind::$ty,)*];
+            /// The spelling in text IR.
+            pub fn name(self) -> &'static str {
+                match self { $(OpKind::$ty => $name,)* }
+            }
+            /// [`OpDef::samples`].
+            pub fn samples(self) -> Vec<Sample> {
+                match self { $(OpKind::$ty => $ty::samples(),)* }
+            }
+        }
+
+        $(impl From<$ty> for Op { fn from(it: $ty) -> Op { Op::$ty(it) } })*
+    };
+}
+
+define_ops! {
+    add::Add = "add",
+    cast::Cast = "cast",
+    collective::Collective = "collective",
+    fill::Fill = "fill",
+    matmul::Matmul = "matmul",
+    reshard::Reshard = "reshard",
+}
+
+/// What it means to be an op. A newcomer reads this trait and one neighbour.
+pub trait OpDef: Sized + Into<Op> {
+    /// Result types, or why the operands do not fit.
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError>;
+
+    /// Which dimensions correspond, and what sharding each may have. Operands are well-typed.
+    fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors;
+
+    /// The living definition of the op: one rank's operands in, one rank's results out, slow and
+    /// obvious. Shapes are local and `results` already have theirs; every element is written,
+    /// padding (rows beyond a bound's extent) with zero. Integers are carried in `T` exactly
+    /// (below 2^24). Arithmetic is in `T` whatever the dtypes; the caller rounds on store.
+    fn reference<T: Real>(
+        &self,
+        inputs: &[View<'_, T>],
+        results: &mut [ViewMut<'_, T>],
+        cx: &LocalCx<'_>,
+    );
+
+    /// Gradients of the operands, built from other ops, on global tensors.
+    fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
+        Err(GradError::NotDifferentiable { name: cx.name().to_string(), op: self.clone_text(cx) })
+    }
+
+    /// Dimensions of which the reference must know where the shard starts and how long it is.
+    /// Such a dimension may only be sharded contiguously.
+    fn bounds(&self) -> &'static [BoundAt] {
+        &[]
+    }
+
+    /// `(result, operand)` pairs that may share one buffer.
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[]
+    }
+
+    /// The op that one rank runs, where attributes mention sizes of results: these are the local
+    /// ones. Default: they do not.
+    fn localize(&self, _results: &[&[u64]]) -> Option<Op> {
+        None
+    }
+
+    /// Floating point operations on operands and results of these (local) shapes; a multiply-add
+    /// counts two. Zero for what is bound by memory.
+    fn flops(&self, _inputs: &[&[u64]], _results: &[&[u64]]) -> u64 {
+        0
+    }
+
+    /// A few well-typed operand lists, for the tests that every op gets.
+    fn samples() -> Vec<Sample>;
+
+    #[doc(hidden)]
+    fn clone_text(&self, cx: &GradCx<'_, '_>) -> String {
+        cx.builder.graph.nodes[cx.node].op.to_text()
+    }
+}
+
+/// A dimension of an operand or a result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BoundAt {
+    /// Dimension `.1` of operand `.0`.
+    Input(usize, usize),
+    /// Dimension `.1` of result `.0`.
+    Result(usize, usize),
+}
+
+/// What [`OpDef::reference`] may know about its rank.
+#[derive(Debug, Clone, Copy)]
+pub struct LocalCx<'a> {
+    /// One entry for each of [`OpDef::bounds`].
+    pub bounds: &'a [LocalBound],
+}
+
+/// One rank's part of a dimension, resolved by `runtime::bind`: rows `start .. start + extent`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LocalBound {
+    /// First global index held here.
+    pub start: u64,
+    /// Number of valid rows held here; what the buffer has beyond them is padding.
+    pub extent: u64,
+    /// Global size of the dimension.
+    pub size: u64,
+}
+
+/// Gradient of each operand; `None` where none is needed or the operand has none (ids).
+pub type Grads = SmallVec<[Option<Value>; 3]>;
+
+/// Why a gradient cannot be taken.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum GradError {
+    /// The op has no gradient.
+    #[error("`{name}`: `{op}` has no gradient, and a trained parameter needs one through it")]
+    NotDifferentiable {
+        /// Result of the op.
+        name: String,
+        /// The op.
+        op: String,
+    },
+    /// The gradient's ops do not fit together: a bug in the op.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+}
+
+/// What [`OpDef::grad`] works with.
+pub struct GradCx<'a, 'b> {
+    /// Where to put the gradient's nodes.
+    pub builder: &'a mut Builder<'b>,
+    /// The node to differentiate.
+    pub node: Node,
+    /// Its operands.
+    pub inputs: SmallVec<[Value; 4]>,
+    /// Its results.
+    pub results: SmallVec<[Value; 2]>,
+    /// Gradient of each result; `None` is zero. At least one is there.
+    pub grads: SmallVec<[Option<Value>; 2]>,
+    /// Which operands need a gradient.
+    pub wanted: SmallVec<[bool; 4]>,
+}
+
+impl GradCx<'_, '_> {
+    /// Name of the node's first result.
+    pub fn name(&self) -> &str {
+        &self.builder.graph.values[self.results[0]].name
+    }
+
+    /// Type of a value.
+    pub fn ty(&self, value: Value) -> TensorType {
+        self.builder.graph.ty(value).clone()
+    }
+
+    /// Gradient of result `index`, where the op cannot do without.
+    ///
+    /// # Panics
+    /// If only other results have a gradient; use [`GradCx::grads`] for such ops.
+    pub fn grad(&self, index: usize) -> Value {
+        self.grads[index].unwrap_or_else(|| panic!("`{}` has no gradient", self.name()))
+    }
+
+    /// Name for the gradient of operand `index`.
+    pub fn grad_name(&self, index: usize) -> String {
+        format!("{}.grad", self.builder.graph.values[self.inputs[index]].name)
+    }
+
+    /// Applies a one-result op that makes the gradient of operand `index`.
+    pub fn op(
+        &mut self,
+        index: usize,
+        op: impl Into<Op>,
+        inputs: &[Value],
+    ) -> Result<Option<Value>, GradError> {
+        let name = self.grad_name(index);
+        Ok(Some(self.builder.op(&name, op, inputs)?))
+    }
+
+    /// Applies an op whose results are the gradients of the operands `indices`.
+    pub fn ops(
+        &mut self,
+        indices: &[usize],
+        op: impl Into<Op>,
+        inputs: &[Value],
+    ) -> Result<SmallVec<[Value; 2]>, GradError> {
+        let names: Vec<String> = indices.iter().map(|&it| self.grad_name(it)).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        Ok(self.builder.ops(&names, op, inputs)?)
+    }
+}
+
+/// One well-typed use of an op.
+#[derive(Debug, Clone)]
+pub struct Sample {
+    /// The op.
+    pub op: Op,
+    /// Its operands.
+    pub inputs: Vec<SampleInput>,
+}
+
+/// One operand of a [`Sample`].
+#[derive(Debug, Clone)]
+pub struct SampleInput {
+    /// Its type.
+    pub ty: TensorType,
+    /// Its values.
+    pub values: Values,
+}
+
+/// Values of a sample operand.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Values {
+    /// Uniform on [-1, 1).
+    Random,
+    /// Uniform on [0.5, 1.5): for what is a root, a norm, a count.
+    Positive,
+    /// Integers of `0..n`.
+    Ids(u32),
+}
+
+impl Sample {
+    /// A sample whose operands are random floats of these shapes.
+    pub fn floats(op: impl Into<Op>, shapes: &[&[u64]]) -> Sample {
+        let input = |shape: &&[u64]| SampleInput {
+            ty: TensorType::new(DType::F32, shape),
+            values: Values::Random,
+        };
+        Sample { op: op.into(), inputs: shapes.iter().map(input).collect() }
+    }
+
+    /// Replaces the values of operand `index`; ids become `i32`.
+    pub fn fill(mut self, index: usize, values: Values) -> Sample {
+        if let Values::Ids(_) = values {
+            self.inputs[index].ty.dtype = DType::I32;
+        }
+        self.inputs[index].values = values;
+        self
+    }
+}
+
+/// Checks the number of operands.
+pub(crate) fn arity(inputs: &[&TensorType], expected: usize) -> Result<(), TypeError> {
+    match inputs.len() == expected {
+        true => Ok(()),
+        false => Err(TypeError::Arity { expected, found: inputs.len() }),
+    }
+}
+
+/// Checks that two sizes agree.
+pub(crate) fn same_size(what: &'static str, left: u64, right: u64) -> Result<(), TypeError> {
+    match left == right {
+        true => Ok(()),
+        false => Err(TypeError::Sizes { what, left, right }),
+    }
+}
+
+/// Checks that operands have one shape.
+pub(crate) fn same_shape(left: &TensorType, right: &TensorType) -> Result<(), TypeError> {
+    same_size("numbers of dims", left.ndim() as u64, right.ndim() as u64)?;
+    for (&a, &b) in left.shape.iter().zip(&right.shape) {
+        same_size("sizes of one dim", a, b)?;
+    }
+    Ok(())
+}
+
+fn to_text(name: &str, attrs: &impl Serialize) -> String {
+    let attrs = ron::to_string(attrs).expect("op attributes serialize");
+    if attrs == "()" { name.to_string() } else { format!("{name}{attrs}") }
+}
+
+fn from_text<T: for<'a> Deserialize<'a>>(attrs: &str) -> Result<T, String> {
+    ron::from_str(if attrs.is_empty() { "()" } else { attrs }).map_err(|it| it.to_string())
+}
+
+/// Serde helper: attributes equal to their default are not printed.
+pub(crate) fn is_default<T: Default + PartialEq>(it: &T) -> bool {
+    *it == T::default()
+}
+
+/// Shape without its last dimension.
+pub(crate) fn leading(shape: &[u64]) -> Shape {
+    Shape::from_slice(&shape[..shape.len() - 1])
+}

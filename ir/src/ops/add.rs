@@ -1,0 +1,57 @@
+//! `add`: the sum of any number of tensors of one shape.
+
+use serde::{Deserialize, Serialize};
+use smallvec::smallvec;
+
+use crate::ops::{
+    Factors, GradCx, GradError, Grads, Linear, LocalCx, OpDef, Real, Sample, TypeError, Types, View,
+    ViewMut, same_shape,
+};
+use crate::types::TensorType;
+
+/// See the [module docs](self).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Add {}
+
+impl OpDef for Add {
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
+        let Some((first, rest)) = inputs.split_first() else {
+            return Err(TypeError::Arity { expected: 1, found: 0 });
+        };
+        for other in rest {
+            same_shape(first, other)?;
+        }
+        Ok(smallvec![(*first).clone()])
+    }
+
+    fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
+        Factors::new("* -> *", inputs, results).linear(Linear::Joint)
+    }
+
+    fn reference<T: Real>(
+        &self,
+        inputs: &[View<'_, T>],
+        results: &mut [ViewMut<'_, T>],
+        _cx: &LocalCx<'_>,
+    ) {
+        for (i, out) in results[0].data.iter_mut().enumerate() {
+            *out = inputs.iter().map(|it| it.data[i]).sum();
+        }
+    }
+
+    fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
+        let grad = cx.grad(0);
+        Ok(cx.wanted.iter().map(|&wanted| wanted.then_some(grad)).collect())
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(0, 0)]
+    }
+
+    fn samples() -> Vec<Sample> {
+        vec![
+            Sample::floats(Add {}, &[&[4, 6], &[4, 6]]),
+            Sample::floats(Add {}, &[&[8], &[8], &[8]]),
+        ]
+    }
+}

@@ -1,0 +1,154 @@
+//! `matmul`: the three GEMMs of a linear layer, on row-major operands.
+//!
+//! ```text
+//! fprop   transpose_b    x[* k]  w[n k]  -> y[* n]      PyTorch weights are [out, in]
+//! dgrad                  dy[* n] w[n k]  -> dx[* k]
+//! wgrad   transpose_a    dy[* n] x[* k]  -> dw[n k]     contracts all leading dimensions
+//! ```
+
+use serde::{Deserialize, Serialize};
+use smallvec::smallvec;
+
+use crate::ops::{
+    Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample, TypeError, Types, View,
+    ViewMut, arity, is_default, leading, same_size,
+};
+use crate::types::{DType, TensorType};
+
+/// See the [module docs](self). At most one operand is transposed.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Matmul {
+    /// Contract the leading dimensions of both operands.
+    #[serde(skip_serializing_if = "is_default")]
+    pub transpose_a: bool,
+    /// The second operand is `[n, k]`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub transpose_b: bool,
+    /// Element type of the result; that of the operands if absent. Sums are in f32 in any case.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub out: Option<DType>,
+}
+
+impl OpDef for Matmul {
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
+        arity(inputs, 2)?;
+        let (a, b) = (inputs[0], inputs[1]);
+        if a.ndim() < 2 {
+            return Err(TypeError::Ndim { operand: 0, found: a.clone(), expected: "at least 2 dims" });
+        }
+        let dtype = self.out.unwrap_or(a.dtype);
+        if self.transpose_a {
+            same_size("numbers of dims", a.ndim() as u64, b.ndim() as u64)?;
+            for (&left, &right) in leading(&a.shape).iter().zip(&b.shape) {
+                same_size("contracted sizes", left, right)?;
+            }
+            let last = |it: &TensorType| it.shape[it.ndim() - 1];
+            return Ok(smallvec![TensorType::new(dtype, &[last(a), last(b)])]);
+        }
+        if b.ndim() != 2 {
+            return Err(TypeError::Ndim { operand: 1, found: b.clone(), expected: "2 dims" });
+        }
+        let (k, n) = if self.transpose_b { (b.shape[1], b.shape[0]) } else { (b.shape[0], b.shape[1]) };
+        same_size("contracted sizes", a.shape[a.ndim() - 1], k)?;
+        let mut shape = leading(&a.shape);
+        shape.push(n);
+        Ok(smallvec![TensorType { dtype, shape }])
+    }
+
+    fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
+        let text = match (self.transpose_a, self.transpose_b) {
+            (true, _) => "* n, * k -> n k",
+            (false, true) => "* k, n k -> * n",
+            (false, false) => "* k, k n -> * n",
+        };
+        Factors::new(text, inputs, results)
+    }
+
+    fn reference<T: Real>(
+        &self,
+        inputs: &[View<'_, T>],
+        results: &mut [ViewMut<'_, T>],
+        _cx: &LocalCx<'_>,
+    ) {
+        let (a, b) = (inputs[0], inputs[1]);
+        let gemm = self.gemm(a.shape, b.shape);
+        let out = &mut results[0].data;
+        for i in 0..gemm.m {
+            for j in 0..gemm.n {
+                out[i * gemm.n + j] = (0..gemm.k)
+                    .map(|p| {
+                        let x = a.data[i * gemm.a_strides[0] + p * gemm.a_strides[1]];
+                        x * b.data[p * gemm.b_strides[0] + j * gemm.b_strides[1]]
+                    })
+                    .sum();
+            }
+        }
+    }
+
+    fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
+        assert!(!self.transpose_a, "`{}`: wgrad is not differentiated again", cx.name());
+        let (x, w, dy) = (cx.inputs[0], cx.inputs[1], cx.grad(0));
+        let mut res: Grads = smallvec![None, None];
+        if cx.wanted[0] {
+            let dgrad = Matmul { transpose_b: !self.transpose_b, ..Matmul::default() };
+            res[0] = cx.op(0, dgrad, &[dy, w])?;
+        }
+        if cx.wanted[1] {
+            let wgrad = Matmul { transpose_a: true, ..Matmul::default() };
+            let operands = if self.transpose_b { [dy, x] } else { [x, dy] };
+            res[1] = cx.op(1, wgrad, &operands)?;
+        }
+        Ok(res)
+    }
+
+    fn flops(&self, inputs: &[&[u64]], _results: &[&[u64]]) -> u64 {
+        let shape = |it: &[u64]| -> Vec<usize> { it.iter().map(|&it| it as usize).collect() };
+        let gemm = self.gemm(&shape(inputs[0]), &shape(inputs[1]));
+        2 * gemm.m as u64 * gemm.n as u64 * gemm.k as u64
+    }
+
+    fn samples() -> Vec<Sample> {
+        let fprop = Matmul { transpose_b: true, ..Matmul::default() };
+        let wgrad = Matmul { transpose_a: true, ..Matmul::default() };
+        vec![
+            Sample::floats(fprop, &[&[2, 4, 6], &[8, 6]]),
+            Sample::floats(Matmul::default(), &[&[4, 6], &[6, 5]]),
+            Sample::floats(wgrad, &[&[2, 4, 6], &[2, 4, 3]]),
+        ]
+    }
+}
+
+/// Sizes and strides of the plain GEMM `m k, k n -> m n` that a [`Matmul`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gemm {
+    /// Rows of the result.
+    pub m: usize,
+    /// Columns of the result.
+    pub n: usize,
+    /// Contracted size.
+    pub k: usize,
+    /// Strides of the first operand along `m` and `k`, in elements.
+    pub a_strides: [usize; 2],
+    /// Strides of the second operand along `k` and `n`, in elements.
+    pub b_strides: [usize; 2],
+}
+
+impl Matmul {
+    /// The GEMM on operands of these local shapes.
+    pub fn gemm(&self, a: &[usize], b: &[usize]) -> Gemm {
+        let (a_last, b_last) = (a[a.len() - 1], b[b.len() - 1]);
+        let rows: usize = a[..a.len() - 1].iter().product();
+        match (self.transpose_a, self.transpose_b) {
+            (true, _) => {
+                Gemm { m: a_last, n: b_last, k: rows, a_strides: [1, a_last], b_strides: [b_last, 1] }
+            }
+            (false, true) => {
+                Gemm { m: rows, n: b[0], k: a_last, a_strides: [a_last, 1], b_strides: [1, b_last] }
+            }
+            (false, false) => {
+                Gemm { m: rows, n: b_last, k: a_last, a_strides: [a_last, 1], b_strides: [b_last, 1] }
+            }
+        }
+    }
+}

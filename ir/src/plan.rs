@@ -1,0 +1,303 @@
+//! `Plan`: the instructions that every rank runs, over buffers, streams and communicators.
+//!
+//! A plan is SPMD: it has no list of ranks and no conditional on a coordinate. Every buffer keeps
+//! its global type and its sharding, so that local shapes, bounds, checkpoint boxes and proofs are
+//! derived from the plan alone. `runtime::bind` applies one mesh coordinate to it.
+//!
+//! Three sections, each an instruction list in issue order: `prepare` (after init or load), `step`
+//! (forward and backward of one micro-batch, run [`Plan::micro_batches`] times) and `update` (once a
+//! step). No event crosses a section: a section starts when the one before is done on all streams.
+
+use cranelift_entity::{PrimaryMap, entity_impl};
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+use crate::Phase;
+use crate::graph::{Init, Name};
+use crate::ops::{CollectiveKind, Op};
+use crate::placement::{AxisSet, Mesh, Sharding};
+use crate::run::Run;
+use crate::types::{Shape, TensorType};
+
+/// A communicator: the ranks that differ on its axes only.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Comm(u32);
+entity_impl!(Comm, "c");
+
+/// A queue of instructions that run in order.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Stream(u32);
+entity_impl!(Stream, "s");
+
+/// A point on a stream that others can wait for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Event(u32);
+entity_impl!(Event, "e");
+
+/// A tensor in memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Buffer(u32);
+entity_impl!(Buffer, "b");
+
+/// See the [module docs](self).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// The model's name.
+    pub name: Name,
+    /// The mesh it was compiled for.
+    pub mesh: Mesh,
+    /// Axes over which a weight's scale must agree.
+    pub weight_mesh: AxisSet,
+    /// `Lowered`, `Scheduled` or `Planned`.
+    pub phase: Phase,
+    /// How often `step` runs before `update`.
+    pub micro_batches: u32,
+    /// Communicators.
+    pub comms: PrimaryMap<Comm, AxisSet>,
+    /// Streams; the first is the compute stream.
+    pub streams: PrimaryMap<Stream, StreamKind>,
+    /// Events are `0..events`.
+    pub events: u32,
+    /// All buffers.
+    pub buffers: PrimaryMap<Buffer, BufferData>,
+    /// Instructions of `prepare`, `step` and `update`.
+    pub sections: [Vec<Instruction>; 3],
+    /// Bytes of the arena of what survives a section.
+    pub persistent_bytes: u64,
+    /// Bytes of the arena of temporaries.
+    pub step_bytes: u64,
+    /// The model's parameters, for init, weights and checkpoints.
+    pub params: Vec<PlanParam>,
+    /// Scalars to report after `update`: `loss`, `grad_norm`.
+    pub results: Vec<(Name, Buffer)>,
+    /// Data and schedule: what the runtime needs besides the program.
+    pub run: Run,
+}
+
+/// A section of a plan, an index into [`Plan::sections`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PlanSection {
+    /// Compute weights from master weights.
+    Prepare,
+    /// One micro-batch.
+    Step,
+    /// Once a step.
+    Update,
+}
+
+impl PlanSection {
+    /// In running order.
+    pub const ALL: [PlanSection; 3] =
+        [PlanSection::Prepare, PlanSection::Step, PlanSection::Update];
+
+    /// The spelling in text IR.
+    pub fn name(self) -> &'static str {
+        match self {
+            PlanSection::Prepare => "prepare",
+            PlanSection::Step => "step",
+            PlanSection::Update => "update",
+        }
+    }
+}
+
+/// What a stream is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StreamKind {
+    /// Ops.
+    Compute,
+    /// Collectives of one communicator.
+    Comm,
+}
+
+/// One tensor in memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BufferData {
+    /// The name of the value it holds.
+    pub name: Name,
+    /// Element type and global shape.
+    pub ty: TensorType,
+    /// Where its elements live.
+    pub sharding: Sharding,
+    /// What it is for.
+    pub role: Role,
+    /// Byte offset in its arena (see [`Role::arena`]); set by `plan-memory`.
+    pub offset: Option<u64>,
+}
+
+/// What a buffer is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// A master weight.
+    Param,
+    /// Survives a step; zero at the start.
+    State,
+    /// Written by the runtime.
+    Input,
+    /// Made in `step`, read in `update`.
+    Carried,
+    /// Lives within one section.
+    Temp,
+}
+
+/// The two lifetimes of memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Arena {
+    /// Allocated once.
+    Persistent,
+    /// Reused within a section.
+    Step,
+}
+
+impl Role {
+    /// Where buffers of this role live.
+    pub fn arena(self) -> Arena {
+        match self {
+            Role::Param | Role::State | Role::Input | Role::Carried => Arena::Persistent,
+            Role::Temp => Arena::Step,
+        }
+    }
+
+    /// The spelling in text IR.
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Param => "param",
+            Role::State => "state",
+            Role::Input => "input",
+            Role::Carried => "carried",
+            Role::Temp => "temp",
+        }
+    }
+}
+
+/// Buffers of one instruction.
+pub type Buffers = SmallVec<[Buffer; 4]>;
+
+/// One entry of a section.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Instruction {
+    /// Runs an op on local data.
+    Compute {
+        /// The op, with local attributes.
+        op: Op,
+        /// Operands.
+        args: Buffers,
+        /// Results; one may be an operand where the op works in place.
+        results: Buffers,
+        /// Where it is queued.
+        stream: Stream,
+    },
+    /// Moves data among the ranks of a communicator, all parts in one call.
+    Collective {
+        /// How.
+        kind: CollectiveKind,
+        /// Among whom. Local kinds use it for their axes only.
+        comm: Comm,
+        /// What.
+        parts: SmallVec<[Part; 1]>,
+        /// Where it is queued.
+        stream: Stream,
+    },
+    /// Copies a buffer to another of the same local shape.
+    Copy {
+        /// Source.
+        src: Buffer,
+        /// Destination.
+        dst: Buffer,
+        /// Where it is queued.
+        stream: Stream,
+    },
+    /// Marks a point of `stream`.
+    Record {
+        /// The event.
+        event: Event,
+        /// The stream.
+        stream: Stream,
+    },
+    /// Holds `stream` until `event` has been reached.
+    Wait {
+        /// The event.
+        event: Event,
+        /// The stream.
+        stream: Stream,
+    },
+}
+
+/// One tensor of a collective. What moves follows from the shardings of both buffers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Part {
+    /// Source.
+    pub src: Buffer,
+    /// Destination.
+    pub dst: Buffer,
+}
+
+/// A parameter as the runtime sees it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PlanParam {
+    /// Holds the master weight; its name is the parameter's.
+    pub buffer: Buffer,
+    /// How it starts.
+    pub init: Init,
+    /// Other names of the same tensor.
+    pub aliases: Vec<Name>,
+}
+
+impl Instruction {
+    /// The stream it is queued on.
+    pub fn stream(&self) -> Stream {
+        match self {
+            Instruction::Compute { stream, .. }
+            | Instruction::Collective { stream, .. }
+            | Instruction::Copy { stream, .. }
+            | Instruction::Record { stream, .. }
+            | Instruction::Wait { stream, .. } => *stream,
+        }
+    }
+
+    /// Buffers it reads.
+    pub fn reads(&self) -> Buffers {
+        match self {
+            Instruction::Compute { args, .. } => args.clone(),
+            Instruction::Collective { parts, .. } => parts.iter().map(|it| it.src).collect(),
+            Instruction::Copy { src, .. } => Buffers::from_slice(&[*src]),
+            Instruction::Record { .. } | Instruction::Wait { .. } => Buffers::new(),
+        }
+    }
+
+    /// Buffers it writes.
+    pub fn writes(&self) -> Buffers {
+        match self {
+            Instruction::Compute { results, .. } => results.clone(),
+            Instruction::Collective { parts, .. } => parts.iter().map(|it| it.dst).collect(),
+            Instruction::Copy { dst, .. } => Buffers::from_slice(&[*dst]),
+            Instruction::Record { .. } | Instruction::Wait { .. } => Buffers::new(),
+        }
+    }
+}
+
+impl Plan {
+    /// Instructions of a section.
+    pub fn section(&self, section: PlanSection) -> &[Instruction] {
+        &self.sections[section as usize]
+    }
+
+    /// Largest local shape of a buffer over all ranks: what is allocated.
+    pub fn local_shape(&self, buffer: Buffer) -> Shape {
+        let data = &self.buffers[buffer];
+        data.sharding.local_shape(&data.ty.shape, &self.mesh)
+    }
+
+    /// Bytes allocated for a buffer on each rank.
+    pub fn local_bytes(&self, buffer: Buffer) -> u64 {
+        let elements: u64 = self.local_shape(buffer).iter().product();
+        elements * self.buffers[buffer].ty.dtype.bytes()
+    }
+
+    /// The buffer of this name.
+    pub fn buffer(&self, name: &str) -> Option<Buffer> {
+        self.buffers.iter().find(|it| it.1.name == name).map(|it| it.0)
+    }
+}

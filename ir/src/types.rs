@@ -1,0 +1,118 @@
+//! Element types, shapes and the type of a tensor. Shapes are static and always global.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+
+/// Sizes of the dimensions, outermost first. A scalar has none.
+pub type Shape = SmallVec<[u64; 4]>;
+
+/// How one element is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DType {
+    /// IEEE binary32.
+    F32,
+    /// The upper half of an IEEE binary32.
+    Bf16,
+    /// Two's complement: token ids, labels, seeds.
+    I32,
+}
+
+impl DType {
+    /// Every element type, for parsers and tests.
+    pub const ALL: &[DType] = &[DType::F32, DType::Bf16, DType::I32];
+
+    /// Bytes of one element.
+    pub fn bytes(self) -> u64 {
+        match self {
+            DType::F32 | DType::I32 => 4,
+            DType::Bf16 => 2,
+        }
+    }
+
+    /// The spelling in text IR and in `model.ron`.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::Bf16 => "bf16",
+            DType::I32 => "i32",
+        }
+    }
+
+    /// Whether values of this type are real numbers, so that gradients and partial sums exist.
+    pub fn is_float(self) -> bool {
+        match self {
+            DType::F32 | DType::Bf16 => true,
+            DType::I32 => false,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for DType {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<DType, String> {
+        let found = DType::ALL.iter().find(|it| it.name() == s);
+        found.copied().ok_or_else(|| format!("unknown dtype `{s}`; one of f32, bf16, i32"))
+    }
+}
+
+/// Element type and global shape; prints as `bf16[4096, 1024]`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TensorType {
+    /// How an element is stored.
+    pub dtype: DType,
+    /// Global sizes.
+    pub shape: Shape,
+}
+
+impl TensorType {
+    /// `TensorType::new(DType::F32, &[2, 3])` is `f32[2, 3]`.
+    pub fn new(dtype: DType, shape: &[u64]) -> TensorType {
+        TensorType { dtype, shape: Shape::from_slice(shape) }
+    }
+
+    /// The type of a single number.
+    pub fn scalar(dtype: DType) -> TensorType {
+        TensorType { dtype, shape: Shape::new() }
+    }
+
+    /// The same shape with other elements.
+    pub fn with_dtype(&self, dtype: DType) -> TensorType {
+        TensorType { dtype, shape: self.shape.clone() }
+    }
+
+    /// Number of dimensions.
+    pub fn ndim(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// Number of elements of the global tensor.
+    pub fn n_elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
+    /// Bytes of the global tensor.
+    pub fn bytes(&self) -> u64 {
+        self.n_elements() * self.dtype.bytes()
+    }
+}
+
+impl fmt::Display for TensorType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}[", self.dtype)?;
+        for (i, size) in self.shape.iter().enumerate() {
+            write!(f, "{}{size}", if i == 0 { "" } else { ", " })?;
+        }
+        f.write_str("]")
+    }
+}

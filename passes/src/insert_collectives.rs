@@ -1,0 +1,106 @@
+//! `insert-collectives`: replaces each `reshard` by the cheapest sequence of collectives.
+//!
+//! ```text
+//! %y = reshard %y.partial                  [dp, _, _] sum(tp) -> [dp, tp, _]
+//! %y = reduce_scatter(tp) %y.partial
+//! ```
+
+use cranelift_entity::SecondaryMap;
+use ir::graph::{Def, NewNode};
+use ir::ops::{Collective, CollectiveKind};
+use ir::placement::{self, CommCost, Step, StepKind};
+use ir::{Builder, Graph, Node, Op, Phase, Value};
+
+use crate::{Pass, PassError};
+
+/// See the [module docs](self).
+pub struct InsertCollectives;
+
+impl Pass<Graph> for InsertCollectives {
+    fn name(&self) -> &'static str {
+        "insert-collectives"
+    }
+
+    fn phases(&self) -> (Phase, Phase) {
+        (Phase::Sharded, Phase::Explicit)
+    }
+
+    fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
+        let order = std::mem::take(&mut graph.order);
+        let mut same: SecondaryMap<Value, Option<Value>> = SecondaryMap::new();
+        let mut builder = Builder::new(graph);
+        for node in order {
+            for input in &mut builder.graph.nodes[node].inputs {
+                *input = same[*input].unwrap_or(*input);
+            }
+            match builder.graph.nodes[node].op {
+                Op::Reshard(_) => {
+                    if let Some((result, source)) = lower(&mut builder, node)? {
+                        same[result] = Some(source);
+                    }
+                }
+                _ => builder.graph.order.push(node),
+            }
+        }
+        graph.replace(&same);
+        graph.phase = Phase::Explicit;
+        Ok(())
+    }
+}
+
+/// Emits the steps of a `reshard`; where there are none, says which value its result is.
+fn lower(builder: &mut Builder<'_>, node: Node) -> Result<Option<(Value, Value)>, PassError> {
+    let graph = &*builder.graph;
+    let (source, result) = (graph.nodes[node].inputs[0], graph.nodes[node].results[0]);
+    let (section, scope) = (graph.nodes[node].section, graph.nodes[node].scope);
+    let ty = graph.ty(result).clone();
+    let (from, to) = (graph.sharding(source), graph.sharding(result));
+    let cost = CommCost::default();
+    let steps = placement::reshard(from, to, &ty.shape, ty.dtype.bytes(), &graph.mesh, &cost)
+        .map_err(|it| PassError::Failed {
+            code: "PL0401",
+            message: format!("`{}`: {it}", graph.values[result].name),
+            subject: Some(graph.values[result].name.clone()),
+        })?;
+    let Some((last, others)) = steps.split_last() else { return Ok(Some((result, source))) };
+    let name = graph.values[result].name.clone();
+    let mut value = source;
+    for step in others {
+        let name = builder.unique(&format!("{name}.{}", kind(step).name()));
+        let results = [(name, ty.clone())];
+        let op = collective(step);
+        let new = builder.graph.add_node(NewNode {
+            op,
+            inputs: &[value],
+            results: &results,
+            section,
+            scope,
+        });
+        value = builder.graph.nodes[new].results[0];
+        builder.graph.values[value].sharding = Some(step.to.clone());
+        builder.graph.order.push(new);
+    }
+    let op = collective(last);
+    let new =
+        builder.graph.add_node(NewNode { op, inputs: &[value], results: &[], section, scope });
+    builder.graph.nodes[new].results.push(result);
+    builder.graph.values[result].def = Def::Result { node: new, index: 0 };
+    builder.graph.order.push(new);
+    Ok(None)
+}
+
+fn collective(step: &Step) -> Op {
+    Collective { kind: kind(step), axes: step.kind.axes() }.into()
+}
+
+fn kind(step: &Step) -> CollectiveKind {
+    match step.kind {
+        StepKind::AllGather { .. } => CollectiveKind::AllGather,
+        StepKind::ReduceScatter { op, .. } => CollectiveKind::ReduceScatter(op),
+        StepKind::AllReduce { op, .. } => CollectiveKind::AllReduce(op),
+        StepKind::AllToAll { .. } => CollectiveKind::AllToAll,
+        StepKind::Permute { .. } => CollectiveKind::Permute,
+        StepKind::Slice { .. } => CollectiveKind::Slice,
+        StepKind::ToPartial { op, .. } => CollectiveKind::ToPartial(op),
+    }
+}

@@ -1,0 +1,396 @@
+//! `propagate-shardings`: gives every value one sharding, and makes each movement a `reshard` node.
+//!
+//! One walk in program order. At each node the candidates are the ways to shard the op's factors that
+//! its operands, its pinned results and its primal suggest; the cheapest wins, counting what must be
+//! moved, what a partial result will cost later, and the work that one rank does. A value that was
+//! moved is kept as a copy, so that a second reader (or its gradient) moves nothing. Weights stay
+//! where the user put them: moving one costs [`WEIGHT_PENALTY`] times as much, and is reported.
+//!
+//! Values that start the program without a sharding (inputs of a model that annotates only some
+//! values) get one first, from a walk against program order.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use cranelift_entity::SecondaryMap;
+use ir::graph::{Def, NewNode};
+use ir::ops::{Assignment, Factors, Linear, Reshard};
+use ir::placement::{self, AxisSet, CommCost, ReduceOp, Sharding};
+use ir::{Builder, Graph, Node, Op, Phase, TensorType, Value};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::{Pass, PassError};
+
+/// How much dearer it is to move a weight than an activation of the same size.
+const WEIGHT_PENALTY: f64 = 100.0;
+/// Bytes per second at which one rank reads and writes memory; decides ties among placements only.
+const MEMORY_BANDWIDTH: f64 = 4e12;
+/// Operations per second of one rank; decides ties among placements only.
+const FLOPS: f64 = 600e12;
+
+/// See the [module docs](self).
+pub struct PropagateShardings;
+
+impl Pass<Graph> for PropagateShardings {
+    fn name(&self) -> &'static str {
+        "propagate-shardings"
+    }
+
+    fn phases(&self) -> (Phase, Phase) {
+        (Phase::Logical, Phase::Sharded)
+    }
+
+    fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
+        for store in graph.stores.clone() {
+            if let (Some(to), None) =
+                (graph.values[store.state].sharding.clone(), &graph.values[store.value].sharding)
+            {
+                graph.values[store.value].sharding = Some(to);
+                graph.values[store.value].pinned = true;
+            }
+        }
+        for (_, value) in graph.results.clone() {
+            let ndim = graph.ty(value).ndim();
+            let data = &mut graph.values[value];
+            data.sharding.get_or_insert_with(|| Sharding::replicated(ndim));
+            data.pinned = true;
+        }
+        settle_leaves(graph);
+        let order = std::mem::take(&mut graph.order);
+        let mut weights = SecondaryMap::new();
+        for param in &graph.params {
+            weights[param.full] = true;
+        }
+        let builder = Builder::new(graph);
+        let mut walk = Walk {
+            builder,
+            weights,
+            copies: SecondaryMap::new(),
+            known: FxHashMap::default(),
+            cost: CommCost::default(),
+        };
+        for node in order {
+            walk.node(node)?;
+        }
+        graph.phase = Phase::Sharded;
+        Ok(())
+    }
+}
+
+/// Gives inputs, parameters and states without a sharding one that suits their readers.
+fn settle_leaves(graph: &mut Graph) {
+    let open = graph.values.iter().any(|(_, it)| it.sharding.is_none() && is_leaf(it.def));
+    if !open {
+        return;
+    }
+    let mut wishes: SecondaryMap<Value, Option<Sharding>> = SecondaryMap::new();
+    for &node in graph.order.iter().rev() {
+        let data = &graph.nodes[node];
+        let factors = factors(graph, node);
+        let mut assignment = factors.nothing();
+        let known = |value: Value| graph.values[value].sharding.as_ref().or(wishes[value].as_ref());
+        for (&value, dims) in data.results.iter().zip(&factors.results) {
+            if let Some(sharding) = known(value) {
+                factors.adopt(&mut assignment, dims, sharding, &graph.mesh);
+            }
+        }
+        for (&value, dims) in data.inputs.iter().zip(&factors.inputs) {
+            if let Some(sharding) = known(value) {
+                factors.adopt(&mut assignment, dims, sharding, &graph.mesh);
+            }
+        }
+        for (i, &value) in data.inputs.iter().enumerate() {
+            let wish = factors.input(i, &assignment, &graph.mesh);
+            if known(value).is_none() {
+                wishes[value] = wish;
+            }
+        }
+    }
+    for (value, data) in graph.values.iter_mut() {
+        if data.sharding.is_none() && is_leaf(data.def) {
+            let wish = wishes[value].take();
+            data.sharding = Some(wish.unwrap_or_else(|| Sharding::replicated(data.ty.ndim())));
+        }
+    }
+}
+
+fn is_leaf(def: Def) -> bool {
+    match def {
+        Def::Input | Def::Param | Def::State => true,
+        Def::Result { .. } => false,
+    }
+}
+
+fn factors(graph: &Graph, node: Node) -> Factors {
+    let data = &graph.nodes[node];
+    let types = |values: &[Value]| -> SmallVec<[&TensorType; 4]> {
+        values.iter().map(|&it| graph.ty(it)).collect()
+    };
+    data.op.factors(&types(&data.inputs), &types(&data.results))
+}
+
+struct Walk<'a> {
+    builder: Builder<'a>,
+    /// Gathered parameters.
+    weights: SecondaryMap<Value, bool>,
+    /// Other layouts of each value that exist already.
+    copies: SecondaryMap<Value, SmallVec<[Value; 2]>>,
+    /// Choices made, by everything that they depend on: identical layers cost one search.
+    known: FxHashMap<u64, Assignment>,
+    cost: CommCost,
+}
+
+impl Walk<'_> {
+    fn node(&mut self, node: Node) -> Result<(), PassError> {
+        let graph = &*self.builder.graph;
+        if let Op::Reshard(_) = graph.nodes[node].op {
+            let (from, to) = (graph.nodes[node].inputs[0], graph.nodes[node].results[0]);
+            if graph.values[to].sharding.is_none() {
+                self.builder.graph.values[to].sharding = graph.values[from].sharding.clone();
+            }
+            self.builder.graph.order.push(node);
+            return Ok(());
+        }
+        let factors = factors(graph, node);
+        let key = self.key(node);
+        let choice = match self.known.get(&key) {
+            Some(choice) => choice.clone(),
+            None => {
+                let choice = self.search(node, &factors)?;
+                self.known.insert(key, choice.clone());
+                choice
+            }
+        };
+        self.apply(node, &factors, &choice);
+        Ok(())
+    }
+
+    /// Everything that a choice depends on, hashed.
+    fn key(&self, node: Node) -> u64 {
+        let graph = &*self.builder.graph;
+        let data = &graph.nodes[node];
+        let mut hasher = DefaultHasher::new();
+        data.op.hash(&mut hasher);
+        for &input in &data.inputs {
+            graph.ty(input).hash(&mut hasher);
+            self.weights[input].hash(&mut hasher);
+            graph.sharding(input).hash(&mut hasher);
+            self.copies[input].len().hash(&mut hasher);
+            for &copy in &self.copies[input] {
+                graph.sharding(copy).hash(&mut hasher);
+            }
+        }
+        for &result in &data.results {
+            let value = &graph.values[result];
+            value.ty.hash(&mut hasher);
+            value.sharding.hash(&mut hasher);
+            value.like.map(|it| &graph.values[it].sharding).hash(&mut hasher);
+        }
+        hasher.finish()
+    }
+
+    /// The cheapest way to shard the node's factors.
+    fn search(&self, node: Node, factors: &Factors) -> Result<Assignment, PassError> {
+        let mut best: Option<(f64, Assignment)> = None;
+        for candidate in self.candidates(node, factors) {
+            let Some(cost) = self.cost(node, factors, &candidate)? else { continue };
+            if best.as_ref().is_none_or(|it| cost < it.0) {
+                best = Some((cost, candidate));
+            }
+        }
+        Ok(best.expect("sharding nothing is always a candidate").1)
+    }
+
+    fn candidates(&self, node: Node, factors: &Factors) -> Vec<Assignment> {
+        let graph = &*self.builder.graph;
+        let data = &graph.nodes[node];
+        // Suggestions in the order in which they are listened to.
+        let mut sources: SmallVec<[(&ir::ops::Dims, &Sharding); 8]> = SmallVec::new();
+        let inputs = || data.inputs.iter().zip(&factors.inputs);
+        for weight in [true, false] {
+            let of_kind = inputs().filter(|it| self.weights[*it.0] == weight);
+            sources.extend(of_kind.map(|(&value, dims)| (dims, graph.sharding(value))));
+        }
+        for (&value, dims) in data.results.iter().zip(&factors.results) {
+            let value = &graph.values[value];
+            let like = value.like.and_then(|it| graph.values[it].sharding.as_ref());
+            sources.extend(value.sharding.as_ref().into_iter().chain(like).map(|it| (dims, it)));
+        }
+        let mut partials: SmallVec<[AxisSet; 4]> = SmallVec::from_slice(&[AxisSet::EMPTY]);
+        if factors.linear == Linear::Joint {
+            let sums = data.inputs.iter().filter_map(|&it| graph.sharding(it).partial);
+            let sums = sums.filter(|it| it.0 == ReduceOp::Sum).map(|it| it.1);
+            let union = sums.fold(AxisSet::EMPTY, AxisSet::union);
+            if !union.is_empty() {
+                partials.push(union);
+            }
+        }
+        let mut res = Vec::new();
+        for &partial in &partials {
+            for first in 0..sources.len() {
+                let mut candidate = factors.nothing();
+                candidate.partial = partial;
+                let order =
+                    std::iter::once(first).chain((0..sources.len()).filter(|&it| it != first));
+                for source in order {
+                    let (dims, sharding) = sources[source];
+                    factors.adopt(&mut candidate, dims, sharding, &graph.mesh);
+                }
+                if !res.contains(&candidate) {
+                    res.push(candidate);
+                }
+            }
+        }
+        let nothing = factors.nothing();
+        if !res.contains(&nothing) {
+            res.push(nothing);
+        }
+        res
+    }
+
+    /// Seconds that a candidate costs; `None` if an operand or result cannot be laid out like that.
+    fn cost(
+        &self,
+        node: Node,
+        factors: &Factors,
+        candidate: &Assignment,
+    ) -> Result<Option<f64>, PassError> {
+        let graph = &*self.builder.graph;
+        let data = &graph.nodes[node];
+        let mesh = &graph.mesh;
+        let mut seconds = 0.0;
+        let mut bytes = 0;
+        let mut shapes: SmallVec<[ir::Shape; 8]> = SmallVec::new();
+        for (i, &input) in data.inputs.iter().enumerate() {
+            let Some(needed) = factors.input(i, candidate, mesh) else { return Ok(None) };
+            let penalty = if self.weights[input] { WEIGHT_PENALTY } else { 1.0 };
+            seconds += penalty * self.cheapest(input, &needed)?.1;
+            let shape = needed.local_shape(&graph.ty(input).shape, mesh);
+            bytes += shape.iter().product::<u64>() * graph.ty(input).dtype.bytes();
+            shapes.push(shape);
+        }
+        for (i, &result) in data.results.iter().enumerate() {
+            let Some(natural) = factors.result(i, candidate, mesh) else { return Ok(None) };
+            let to = match &graph.values[result].sharding {
+                Some(pin) => pin.clone(),
+                // A partial value is reduced sooner or later.
+                None => natural.without_partial(),
+            };
+            seconds += self.seconds(&natural, &to, graph.ty(result))?;
+            let shape = natural.local_shape(&graph.ty(result).shape, mesh);
+            bytes += shape.iter().product::<u64>() * graph.ty(result).dtype.bytes();
+            shapes.push(shape);
+        }
+        let views: SmallVec<[&[u64]; 8]> = shapes.iter().map(|it| it.as_slice()).collect();
+        let (inputs, results) = views.split_at(data.inputs.len());
+        let flops = data.op.flops(inputs, results);
+        seconds += flops as f64 / FLOPS + bytes as f64 / MEMORY_BANDWIDTH;
+        Ok(Some(seconds))
+    }
+
+    /// The copy of `value` that becomes `needed` for the least, and for how much.
+    fn cheapest(&self, value: Value, needed: &Sharding) -> Result<(Value, f64), PassError> {
+        let graph = &*self.builder.graph;
+        let ty = graph.ty(value);
+        let mut best = (value, self.seconds(graph.sharding(value), needed, ty)?);
+        for &copy in &self.copies[value] {
+            let seconds = self.seconds(graph.sharding(copy), needed, ty)?;
+            if seconds < best.1 {
+                best = (copy, seconds);
+            }
+        }
+        Ok(best)
+    }
+
+    fn seconds(&self, from: &Sharding, to: &Sharding, ty: &TensorType) -> Result<f64, PassError> {
+        if from == to {
+            return Ok(0.0);
+        }
+        let mesh = &self.builder.graph.mesh;
+        placement::reshard_cost(from, to, &ty.shape, ty.dtype.bytes(), mesh, &self.cost).map_err(
+            |it| PassError::Failed { code: "PL0401", message: it.to_string(), subject: None },
+        )
+    }
+
+    /// Lays the node out as chosen: moved operands before it, moved results after it.
+    fn apply(&mut self, node: Node, factors: &Factors, choice: &Assignment) {
+        let mesh = self.builder.graph.mesh.clone();
+        for i in 0..self.builder.graph.nodes[node].inputs.len() {
+            let input = self.builder.graph.nodes[node].inputs[i];
+            let needed = factors.input(i, choice, &mesh).expect("the choice was costed");
+            let copy = self.moved(node, input, needed);
+            self.builder.graph.nodes[node].inputs[i] = copy;
+        }
+        self.builder.graph.order.push(node);
+        for i in 0..self.builder.graph.nodes[node].results.len() {
+            let result = self.builder.graph.nodes[node].results[i];
+            let natural = factors.result(i, choice, &mesh).expect("the choice was costed");
+            match self.builder.graph.values[result].sharding.clone() {
+                None => self.builder.graph.values[result].sharding = Some(natural),
+                Some(pin) if pin == natural => (),
+                Some(_) => {
+                    let data = &self.builder.graph.values[result];
+                    let (name, ty) =
+                        (format!("{}.{}", data.name, suffix(&natural, None)), data.ty.clone());
+                    let name = self.builder.unique(&name);
+                    let def = Def::Result { node, index: i as u32 };
+                    let raw = self.builder.graph.add_leaf(name, ty, def);
+                    self.builder.graph.values[raw].sharding = Some(natural);
+                    self.builder.graph.nodes[node].results[i] = raw;
+                    self.reshard(node, raw, result);
+                }
+            }
+        }
+    }
+
+    /// `value` laid out as `needed`: itself, a copy, or a new copy.
+    fn moved(&mut self, node: Node, value: Value, needed: Sharding) -> Value {
+        let graph = &*self.builder.graph;
+        if *graph.sharding(value) == needed {
+            return value;
+        }
+        if let Some(&copy) = self.copies[value].iter().find(|&&it| *graph.sharding(it) == needed) {
+            return copy;
+        }
+        let (source, _) = self.cheapest(value, &needed).expect("the choice was costed");
+        let data = &graph.values[value];
+        let name = format!("{}.{}", data.name, suffix(graph.sharding(source), Some(&needed)));
+        let (name, ty) = (self.builder.unique(&name), data.ty.clone());
+        let def = Def::Result { node, index: 0 };
+        let copy = self.builder.graph.add_leaf(name, ty, def);
+        self.builder.graph.values[copy].sharding = Some(needed);
+        self.reshard(node, source, copy);
+        self.copies[value].push(copy);
+        copy
+    }
+
+    /// Appends a `reshard` of `from` that makes `to`, where and when `node` runs.
+    fn reshard(&mut self, node: Node, from: Value, to: Value) {
+        let graph = &mut *self.builder.graph;
+        let (section, scope) = (graph.nodes[node].section, graph.nodes[node].scope);
+        let op = Reshard::default().into();
+        let new = graph.add_node(NewNode { op, inputs: &[from], results: &[], section, scope });
+        graph.nodes[new].results.push(to);
+        graph.values[to].def = Def::Result { node: new, index: 0 };
+        graph.order.push(new);
+    }
+}
+
+/// How a moved value is called: after what the move does to it.
+fn suffix(from: &Sharding, to: Option<&Sharding>) -> &'static str {
+    let Some(to) = to else {
+        return if from.partial.is_some() { "partial" } else { "local" };
+    };
+    let (before, after) = (from.sharded_axes(), to.sharded_axes());
+    if to.partial.is_some() && from.partial.is_none() {
+        "partial"
+    } else if from.partial.is_some() {
+        "sum"
+    } else if after != before && after.is_subset(before) {
+        "full"
+    } else if after != before && before.is_subset(after) {
+        "shard"
+    } else {
+        "moved"
+    }
+}
