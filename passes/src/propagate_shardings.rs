@@ -100,9 +100,8 @@ fn settle_leaves(graph: &mut Graph) {
             }
         }
         for (i, &value) in data.inputs.iter().enumerate() {
-            let wish = factors.input(i, &assignment, &graph.mesh);
-            if known(value).is_none() {
-                wishes[value] = wish;
+            if graph.values[value].sharding.is_none() && wishes[value].is_none() {
+                wishes[value] = factors.input(i, &assignment, &graph.mesh);
             }
         }
     }
@@ -355,7 +354,8 @@ impl Walk<'_> {
         let (source, _) = self.cheapest(value, &needed).expect("the choice was costed");
         let data = &graph.values[value];
         let name = format!("{}.{}", data.name, suffix(graph.sharding(source), Some(&needed)));
-        let (name, ty) = (self.builder.unique(&name), data.ty.clone());
+        let ty = data.ty.clone();
+        let name = self.builder.unique(&name);
         let def = Def::Result { node, index: 0 };
         let copy = self.builder.graph.add_leaf(name, ty, def);
         self.builder.graph.values[copy].sharding = Some(needed);
