@@ -11,7 +11,9 @@ pub mod graph;
 pub mod ops;
 pub mod placement;
 pub mod plan;
+pub mod quant;
 pub mod run;
+pub mod summary;
 pub mod types;
 
 use serde::{Deserialize, Serialize};

@@ -169,6 +169,7 @@ define_ops! {
     fill::Fill = "fill",
     matmul::Matmul = "matmul",
     reshard::Reshard = "reshard",
+    zeros_like::ZerosLike = "zeros_like",
 }
 
 /// What it means to be an op. A newcomer reads this trait and one neighbour.
