@@ -13,6 +13,7 @@ pub mod placement;
 pub mod plan;
 pub mod quant;
 pub mod run;
+pub mod text;
 pub mod summary;
 pub mod types;
 
