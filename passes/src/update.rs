@@ -64,7 +64,8 @@ fn emit(builder: &mut Builder<'_>, loss_sum: Value, count: Value) -> Result<(), 
     let mut squares = Vec::new();
     for &index in &trained {
         let grad = builder.graph.params[index].grad.expect("it is trained");
-        let name = format!("{}.sumsq", builder.graph.values[builder.graph.params[index].value].name);
+        let name =
+            format!("{}.sumsq", builder.graph.values[builder.graph.params[index].value].name);
         squares.push(builder.op(&name, SumSquares {}, &[grad])?);
     }
     let total = builder.op("grad_sumsq", Add {}, &squares)?;
