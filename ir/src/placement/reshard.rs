@@ -306,8 +306,8 @@ pub fn reshard_cost(
     Ok(seconds)
 }
 
-/// How many shardings a search looks at before it settles for the best path known.
-const MAX_VISITED: usize = 4096;
+/// How many moves a search looks at before it settles for the best path known.
+const MAX_EDGES: usize = 10_000;
 
 struct Search<'a> {
     to: &'a Sharding,
@@ -315,6 +315,13 @@ struct Search<'a> {
     elem_bytes: u64,
     mesh: &'a Mesh,
     cost: &'a CommCost,
+}
+
+/// A sharding that a search has reached, and how.
+struct Node {
+    sharding: Sharding,
+    cost: Cost,
+    before: Option<(usize, StepKind)>,
 }
 
 /// Seconds, then number of steps.
@@ -344,31 +351,51 @@ impl Search<'_> {
         }
         let step = |kind| vec![Step { kind, to: to.clone() }];
         match classify(from, to, shape, mesh) {
-            // Each rank must receive that much, or nothing.
-            Some(
-                kind @ (StepKind::Slice { .. }
-                | StepKind::ToPartial { .. }
-                | StepKind::AllGather { .. }),
-            ) => Some(step(kind)),
-            Some(kind @ (StepKind::AllReduce { .. } | StepKind::ReduceScatter { .. }))
-                if !self.copies_help(from) =>
-            {
-                Some(step(kind))
-            }
-            Some(_) => None,
+            // Not everyday, and other single collectives may do where most is padding.
+            Some(StepKind::Permute { .. }) => None,
+            Some(kind) => self.is_best(from, step(kind)),
             None => self.scatter_and_reduce(from),
         }
     }
 
-    /// Whether slicing over an axis that neither side uses could make a reduction cheaper: it
-    /// saves at most `(g-2)/g` of the bytes, and costs an all-gather.
-    fn copies_help(&self, from: &Sharding) -> bool {
-        let used = from.sharded_axes().union(from.partial_axes()).union(self.to.sharded_axes());
-        let idle = self.mesh.set_size(self.mesh.all().minus(used));
-        let group = self.mesh.set_size(from.partial_axes().minus(self.to.partial_axes()));
-        let local: u64 = from.local_shape(self.shape, self.mesh).iter().product();
-        let bytes = (local * self.elem_bytes) as f64;
-        idle > 1 && group > 2 && bytes / self.cost.bandwidth > self.cost.latency
+    /// The steps, if no others can be cheaper. Others have at least two collectives, and must bring
+    /// a rank the bytes that it lacks; so padding and idle copies must be worth a latency.
+    fn is_best(&self, from: &Sharding, steps: Vec<Step>) -> Option<Vec<Step>> {
+        let cost = self.path_cost(from, &steps);
+        let least = self.least_bytes(from, steps.first()?.kind) / self.cost.bandwidth;
+        let others = 2.0 * self.cost.latency + least;
+        (cost <= others * (1.0 + 1e-12)).then_some(steps)
+    }
+
+    /// How many bytes a rank must send or receive at least, on average, where a step of this kind
+    /// would do, or would do first.
+    fn least_bytes(&self, from: &Sharding, kind: StepKind) -> f64 {
+        let Search { to, mesh, .. } = *self;
+        let (held, wanted) = (self.mean_bytes(from), self.mean_bytes(to));
+        let others = |axes| 1.0 - 1.0 / mesh.set_size(axes) as f64;
+        match kind {
+            StepKind::AllGather { axes, .. } | StepKind::AllToAll { axes, .. } => {
+                others(axes) * wanted
+            }
+            StepKind::ReduceScatter { .. } | StepKind::AllReduce { .. } => {
+                let cleared = from.partial_axes().minus(to.partial_axes());
+                let scattered = cleared.intersect(to.sharded_axes());
+                let sent = others(scattered) * held
+                    + 2.0 * others(cleared.minus(scattered)) * held
+                        / mesh.set_size(scattered) as f64;
+                // With copies over axes that nobody uses, each does its share, and gathers.
+                let used = from.sharded_axes().union(from.partial_axes()).union(to.sharded_axes());
+                let idle = mesh.all().minus(used);
+                sent.min(sent / mesh.set_size(idle) as f64 + others(idle) * wanted)
+            }
+            StepKind::Permute { .. } | StepKind::Slice { .. } | StepKind::ToPartial { .. } => 0.0,
+        }
+    }
+
+    /// What a rank holds on average.
+    fn mean_bytes(&self, sharding: &Sharding) -> f64 {
+        let all = self.shape.iter().map(|&it| it as f64).product::<f64>();
+        all * self.elem_bytes as f64 / self.mesh.set_size(sharding.sharded_axes()) as f64
     }
 
     /// The gradient of a hybrid-sharded parameter: scattered over some of the axes it is partial
@@ -376,29 +403,31 @@ impl Search<'_> {
     fn scatter_and_reduce(&self, from: &Sharding) -> Option<Vec<Step>> {
         let to = self.to;
         let (op, axes) = from.partial?;
-        if to.partial.is_some() || self.copies_help(from) {
+        if to.partial.is_some() {
             return None;
         }
         let scattered = to.sharded_axes().minus(from.sharded_axes());
         if !scattered.is_subset(axes) {
             return None;
         }
-        let (kept, rest) = (axes.minus(scattered), axes.minus(scattered));
-        let middle = to.with_partial(op, rest);
+        let kept = axes.minus(scattered);
+        let middle = to.with_partial(op, kept);
         let dim = match classify(from, &middle, self.shape, self.mesh)? {
             StepKind::ReduceScatter { dim, .. } => dim,
             _ => return None,
         };
-        let apart = vec![
-            Step { kind: StepKind::ReduceScatter { dim, axes: scattered, op }, to: middle },
-            Step { kind: StepKind::AllReduce { axes: kept, op }, to: to.clone() },
-        ];
         let together = vec![
             Step { kind: StepKind::AllReduce { axes, op }, to: from.without_partial() },
             Step { kind: StepKind::Slice { dim, axes: scattered }, to: to.clone() },
         ];
-        let cheaper = self.path_cost(from, &together) < self.path_cost(from, &apart);
-        Some(if cheaper { together } else { apart })
+        let apart = vec![
+            Step { kind: StepKind::ReduceScatter { dim, axes: scattered, op }, to: middle },
+            Step { kind: StepKind::AllReduce { axes: kept, op }, to: to.clone() },
+        ];
+        match self.path_cost(from, &together) < self.path_cost(from, &apart) {
+            true => self.is_best(from, together),
+            false => self.is_best(from, apart),
+        }
     }
 
     fn step_cost(&self, from: &Sharding, step: &Step) -> f64 {
@@ -410,64 +439,75 @@ impl Search<'_> {
         steps.iter().map(|step| self.step_cost(std::mem::replace(&mut at, &step.to), step)).sum()
     }
 
+    /// A* over shardings. Deterministic: ties go to fewer steps, then to what was found first.
     fn search(&self, from: &Sharding) -> Vec<Step> {
         let plain = self.plain_path(from);
         let mut best = Cost(self.path_cost(from, &plain), plain.len() as u32);
         let mut best_found = None;
-        let mut nodes: Vec<(Sharding, Cost, Option<(usize, StepKind)>)> = Vec::new();
+        let mut nodes = vec![Node { sharding: from.clone(), cost: Cost(0.0, 0), before: None }];
         let mut index: FxHashMap<Sharding, usize> = FxHashMap::default();
-        let mut queue = BinaryHeap::new();
-        nodes.push((from.clone(), Cost(0.0, 0), None));
         index.insert(from.clone(), 0);
-        queue.push(Reverse((Cost(0.0, 0), 0)));
-        let mut visited = 0;
-        while let Some(Reverse((at_cost, at))) = queue.pop() {
-            if at_cost >= best || visited >= MAX_VISITED {
+        let mut queue = BinaryHeap::from([Reverse((Cost(0.0, 0), 0, Cost(0.0, 0)))]);
+        let mut edges = 0;
+        while let Some(Reverse((estimate, at, cost))) = queue.pop() {
+            if estimate >= best || edges >= MAX_EDGES {
                 break;
             }
-            if at_cost > nodes[at].1 {
+            if cost > nodes[at].cost {
                 continue;
             }
-            visited += 1;
-            let sharding = nodes[at].0.clone();
-            for next in self.neighbours(&sharding) {
-                let Some(kind) = classify(&sharding, &next, self.shape, self.mesh) else {
-                    continue;
-                };
-                let step = Step { kind, to: next };
-                let cost = Cost(at_cost.0 + self.step_cost(&sharding, &step), at_cost.1 + 1);
-                if cost >= best {
+            let sharding = nodes[at].sharding.clone();
+            for to in self.neighbours(&sharding) {
+                edges += 1;
+                let Some(kind) = classify(&sharding, &to, self.shape, self.mesh) else { continue };
+                let step = Step { kind, to };
+                let cost = Cost(cost.0 + self.step_cost(&sharding, &step), cost.1 + 1);
+                let estimate = Cost(cost.0 + self.at_least(&step.to), cost.1);
+                if estimate >= best {
                     continue;
                 }
                 let node = match index.get(&step.to) {
-                    Some(&node) if nodes[node].1 <= cost => continue,
-                    Some(&node) => {
-                        nodes[node].1 = cost;
-                        nodes[node].2 = Some((at, kind));
-                        node
-                    }
+                    Some(&node) if nodes[node].cost <= cost => continue,
+                    Some(&node) => node,
                     None => {
                         index.insert(step.to.clone(), nodes.len());
-                        nodes.push((step.to, cost, Some((at, kind))));
+                        nodes.push(Node { sharding: step.to, cost, before: None });
                         nodes.len() - 1
                     }
                 };
-                if nodes[node].0 == *self.to {
+                nodes[node].cost = cost;
+                nodes[node].before = Some((at, kind));
+                if nodes[node].sharding == *self.to {
                     best = cost;
                     best_found = Some(node);
                 } else {
-                    queue.push(Reverse((cost, node)));
+                    queue.push(Reverse((estimate, node, cost)));
                 }
             }
         }
         let Some(mut at) = best_found else { return plain };
         let mut res = Vec::new();
-        while let (to, _, Some((before, kind))) = &nodes[at] {
-            res.push(Step { kind: *kind, to: to.clone() });
-            at = *before;
+        while let Some((before, kind)) = nodes[at].before {
+            res.push(Step { kind, to: nodes[at].sharding.clone() });
+            at = before;
         }
         res.reverse();
         res
+    }
+
+    /// Seconds that it takes at least from here to the goal.
+    fn at_least(&self, at: &Sharding) -> f64 {
+        // Collectives over axes of size 1 are free.
+        if self.mesh.axes().any(|it| self.mesh.size(it) == 1) {
+            return 0.0;
+        }
+        let reduced = at.partial_axes().is_subset(self.to.partial_axes());
+        let is_prefix = |(a, b): (&DimLayout, &DimLayout)| b.digits().starts_with(a.digits());
+        if reduced && at.dims.iter().zip(&self.to.dims).all(is_prefix) {
+            return 0.0;
+        }
+        let missing = self.mean_bytes(self.to) - self.mean_bytes(at);
+        self.cost.latency + missing.max(0.0) / self.cost.bandwidth
     }
 
     /// A path that always exists: reduce, gather what is cut otherwise, cut it anew.
@@ -515,7 +555,21 @@ impl Search<'_> {
             let axes = axes.minus(at.sharded_axes()).union(at.partial_axes());
             res.push(at.with_partial(op, axes));
         }
+        self.completed(at, &mut res);
         res
+    }
+
+    /// Makes copies over the other parts of a refined axis partial as well: where it cuts unevenly
+    /// it can be scattered only as a whole.
+    fn completed(&self, at: &Sharding, res: &mut Vec<Sharding>) {
+        let Some((op, partial)) = at.partial else { return };
+        let axes = |group: SmallVec<[Axis; 2]>| group.into_iter().collect::<AxisSet>();
+        for group in self.mesh.user_groups().map(axes) {
+            let missing = group.minus(partial).minus(at.sharded_axes());
+            if !missing.is_empty() && missing != group {
+                res.push(at.with_partial(op, partial.union(missing)));
+            }
+        }
     }
 
     /// Where the digits of a dimension may be cut off, the whole layout not included.
