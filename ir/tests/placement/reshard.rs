@@ -276,6 +276,25 @@ fn part_of_a_refined_axis_comes_off_alone_where_it_cuts_evenly() {
     check(&mesh, "[kv.rep]", "[kv]", &[5], LATENCY, &steps);
 }
 
+/// A search looks at a bounded number of moves, however many axes there are.
+#[test]
+fn many_axes_are_resharded_too() {
+    let names: Vec<String> = (0..12).map(|it| format!("a{it}")).collect();
+    let axes: Vec<(&str, u32)> = names.iter().map(|it| (it.as_str(), 2)).collect();
+    let mesh = Mesh::new(&axes);
+    let shape = [1 << 12; 3];
+    for (from, to) in [
+        ("[a0.a1.a2.a3.a4.a5, a6.a7.a8, a9.a10.a11]", "[a11.a10, a9.a8.a7, a6.a5.a4.a3.a2.a1.a0]"),
+        ("[a0.a1.a2.a3.a4.a5, a6, _]", "[_, a5, a3] sum(a7, a8, a9, a10)"),
+        ("[_, _, _] sum(a0, a1, a2, a3, a4, a5, a6, a7)", "[a7.a6.a5, a4.a3.a2, a1]"),
+    ] {
+        let (from, to) = (parse(from, &mesh), parse(to, &mesh));
+        let steps = reshard(&from, &to, &shape, 4, &mesh, &BANDWIDTH).unwrap();
+        assert!(total(&from, &steps, &shape, &mesh, &BANDWIDTH) > 0.0);
+        assert_eq!(steps.last().map(|it| &it.to), Some(&to));
+    }
+}
+
 fn digits() -> impl Strategy<Value = Vec<Digit>> {
     let axes = Just((0..3).map(|it| Digit::Axis(Axis(it))).collect::<Vec<_>>()).prop_shuffle();
     let blocks = prop::collection::vec(1..=3_u32, 3);
