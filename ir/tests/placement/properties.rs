@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use ir::placement::{
-    Axis, AxisSet, Digit, DimLayout, Mesh, Placement, PlacementError, ReduceOp, Sharding, copy_runs,
+    Axis, AxisSet, Digit, DimLayout, Mesh, Placement, PlacementError, ReduceOp, Sharding,
+    copy_runs, for_each_copy,
 };
 use proptest::prelude::*;
 
@@ -366,4 +367,20 @@ fn part_of_an_axis_has_no_torch_name() {
         assert!(torch(text).is_err(), "{text}");
     }
     assert!(torch("[_] sum(tp_rep)").is_err());
+}
+
+/// Buffers are larger than what is valid in them; copies go by the shapes of the buffers.
+#[test]
+fn copies_step_over_padding() {
+    let copied = |src: &[u64], dst: &[u64], runs: &[&[(u64, u64, u64)]]| {
+        let runs: Vec<_> = runs.iter().map(|it| it.iter().copied().collect()).collect();
+        let mut res = Vec::new();
+        for_each_copy(src, dst, &runs, |src, dst, len| res.push((src, dst, len)));
+        res
+    };
+    assert_eq!(copied(&[], &[], &[]), [(0, 0, 1)]);
+    assert_eq!(copied(&[3, 4], &[2, 5], &[&[(1, 0, 2)], &[(0, 2, 3)]]), [(4, 2, 3), (8, 7, 3)]);
+    // Rows that are whole on both sides are one stretch.
+    assert_eq!(copied(&[3, 4], &[2, 4], &[&[(1, 0, 2)], &[(0, 0, 4)]]), [(4, 0, 8)]);
+    assert_eq!(copied(&[3, 4], &[2, 4], &[&[(1, 0, 2)], &[]]), []);
 }
