@@ -14,6 +14,7 @@ pub mod plan;
 pub mod quant;
 pub mod random;
 pub mod run;
+pub mod text;
 pub mod summary;
 pub mod types;
 
