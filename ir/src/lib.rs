@@ -15,6 +15,7 @@ pub mod quant;
 pub mod run;
 pub mod summary;
 pub mod types;
+pub mod verify;
 
 use serde::{Deserialize, Serialize};
 
