@@ -60,7 +60,8 @@ impl Summary {
         let mut flops = 0;
         let mut totals: BTreeMap<(AxisSet, CollectiveKind), [u64; 3]> = BTreeMap::new();
         for section in [PlanSection::Step, PlanSection::Update] {
-            let times = if section == PlanSection::Step { u64::from(plan.micro_batches) } else { 1 };
+            let times =
+                if section == PlanSection::Step { u64::from(plan.micro_batches) } else { 1 };
             for instruction in plan.section(section) {
                 match instruction {
                     Instruction::Compute { op, args, results, .. } => {

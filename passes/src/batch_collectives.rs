@@ -106,10 +106,11 @@ impl Batches {
             } else {
                 continue;
             };
-            let index = *known.entry((op.kind, op.axes.0, data.section, reason)).or_insert_with(|| {
-                res.batches.push(Batch { early: leaf, ..Batch::default() });
-                (res.batches.len() - 1) as u32
-            });
+            let index =
+                *known.entry((op.kind, op.axes.0, data.section, reason)).or_insert_with(|| {
+                    res.batches.push(Batch { early: leaf, ..Batch::default() });
+                    (res.batches.len() - 1) as u32
+                });
             let batch = &mut res.batches[index as usize];
             batch.size += 1;
             if batch.early {
@@ -146,7 +147,8 @@ fn gradients(graph: &Graph) -> SecondaryMap<Value, bool> {
     for &node in graph.order.iter().rev() {
         let data = &graph.nodes[node];
         let passes_on = matches!(data.op, Op::Collective(_) | Op::Cast(_) | Op::Add(_));
-        if passes_on && data.section == Section::Backward && data.results.iter().all(|&it| res[it]) {
+        if passes_on && data.section == Section::Backward && data.results.iter().all(|&it| res[it])
+        {
             for &input in &data.inputs {
                 let collective = graph.producer(input).map(|it| &graph.nodes[it].op);
                 // The sum of several uses is not a gradient's last step, so it is not delayed.
@@ -213,7 +215,9 @@ impl Walk<'_> {
 
     /// End of a section. A batch of which one member depends on another is made in parts.
     fn close(&mut self) {
-        while let Some(index) = self.batches.batches.iter().position(|it| !it.early && !it.reached.is_empty()) {
+        while let Some(index) =
+            self.batches.batches.iter().position(|it| !it.early && !it.reached.is_empty())
+        {
             self.finish(index as u32);
         }
         assert!(self.waiting.is_empty(), "what waits, waits for a batch");

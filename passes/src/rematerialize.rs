@@ -63,7 +63,8 @@ fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
             Def::Input => false,
             Def::Result { .. } => gathered[value],
         };
-        let gather = matches!(data.op, Op::Collective(_)) && data.inputs.iter().all(|&it| is_weight(it));
+        let gather =
+            matches!(data.op, Op::Collective(_)) && data.inputs.iter().all(|&it| is_weight(it));
         res[node] = if gather {
             data.results.iter().for_each(|&it| gathered[it] = true);
             scope.reshard_after_forward
@@ -137,7 +138,8 @@ impl Clones<'_> {
         let new = self.builder.graph.add_node(new);
         for (i, &old) in data.results.iter().enumerate() {
             let clone = self.builder.graph.nodes[new].results[i];
-            self.builder.graph.values[clone].sharding = self.builder.graph.values[old].sharding.clone();
+            self.builder.graph.values[clone].sharding =
+                self.builder.graph.values[old].sharding.clone();
             self.of[old] = Some(clone);
         }
         self.builder.graph.order.push(new);

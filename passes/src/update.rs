@@ -6,7 +6,7 @@
 
 use ir::graph::{Def, Optimizer, Store};
 use ir::ops::{Adam, AdamW, Add, Cast, ClipScale, Div, Reshard, Sgd, SumSquares, ZerosLike};
-use ir::placement::Sharding;
+use ir::placement::{AxisSet, ReduceOp, Sharding};
 use ir::{BuildError, Builder, DType, Graph, Phase, Section, TensorType, Value};
 
 use crate::{Pass, PassError};
@@ -64,7 +64,8 @@ fn emit(builder: &mut Builder<'_>, loss_sum: Value, count: Value) -> Result<(), 
     let mut squares = Vec::new();
     for &index in &trained {
         let grad = builder.graph.params[index].grad.expect("it is trained");
-        let name = format!("{}.sumsq", builder.graph.values[builder.graph.params[index].value].name);
+        let name =
+            format!("{}.sumsq", builder.graph.values[builder.graph.params[index].value].name);
         squares.push(builder.op(&name, SumSquares {}, &[grad])?);
     }
     let total = builder.op("grad_sumsq", Add {}, &squares)?;
@@ -102,6 +103,7 @@ fn gradient(builder: &mut Builder<'_>, index: usize) -> Result<Option<Value>, Bu
     let Some(mut grad) = param.grad else { return Ok(None) };
     let name = format!("{}.grad", builder.graph.values[param.value].name);
     builder.section = Section::Backward;
+    reduce_replicas_last(builder.graph, grad);
     if builder.graph.ty(grad).dtype != DType::F32 {
         let like = builder.graph.values[grad].clone();
         grad = builder.op(&format!("{name}.f32"), Cast { to: DType::F32 }, &[grad])?;
@@ -112,7 +114,7 @@ fn gradient(builder: &mut Builder<'_>, index: usize) -> Result<Option<Value>, Bu
     grad = accumulate(builder, grad)?;
     builder.section = Section::Update;
     let storage = builder.graph.values[param.value].sharding.clone();
-    if builder.graph.values[grad].pinned || builder.graph.micro_batches == 1 {
+    if builder.graph.micro_batches == 1 {
         return Ok(Some(grad));
     }
     grad = builder.op(&name, Reshard::default(), &[grad])?;
@@ -120,6 +122,25 @@ fn gradient(builder: &mut Builder<'_>, index: usize) -> Result<Option<Value>, Bu
         builder.pin(grad, storage);
     }
     Ok(Some(grad))
+}
+
+/// Leaves a gradient that is accumulated a sum over data-parallel axes on which the parameter is
+/// replicated (HSDP): that reduction is needed once a step, in the update.
+fn reduce_replicas_last(graph: &mut Graph, grad: Value) {
+    if graph.micro_batches == 1 || !graph.values[grad].pinned {
+        return;
+    }
+    let inputs = graph.values.values().filter(|it| it.def == Def::Input);
+    let batch_axes: AxisSet = inputs
+        .filter_map(|it| it.sharding.as_ref()?.dims.first())
+        .flat_map(|it| it.axes().collect::<Vec<_>>())
+        .collect();
+    if let Some(sharding) = &mut graph.values[grad].sharding {
+        let replicas = batch_axes.minus(sharding.sharded_axes());
+        if !replicas.is_empty() {
+            *sharding = sharding.with_partial(ReduceOp::Sum, replicas);
+        }
+    }
 }
 
 /// The optimizer's ops for one parameter; `scalars` are grad_scale, lr and step.
