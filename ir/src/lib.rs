@@ -11,6 +11,7 @@ pub mod graph;
 pub mod ops;
 pub mod placement;
 pub mod plan;
+pub mod random;
 pub mod run;
 pub mod types;
 
