@@ -161,8 +161,10 @@ impl BlockOp {
         let op = Op::from_text(&self.op).map_err(|it| fail(cx, "op", it))?;
         let inputs = self.inputs.iter().map(|it| look_up(cx, known, it, "inputs"));
         let inputs = inputs.collect::<Result<Values, _>>()?;
-        let types: SmallVec<[_; 4]> = inputs.iter().map(|&it| cx.ty(it)).collect();
-        let n_results = op.infer(&types).map(|it| it.len()).unwrap_or(self.outputs.len());
+        let n_results = {
+            let types: SmallVec<[_; 4]> = inputs.iter().map(|&it| cx.ty(it)).collect();
+            op.infer(&types).map_or(self.outputs.len(), |it| it.len())
+        };
         if n_results != self.outputs.len() {
             let why = format!("`{}` has {n_results} results, and {} names", self.op, self.outputs.len());
             return Err(fail(cx, "outputs", why));

@@ -1,4 +1,6 @@
 //! `PositionEmbedding`: a learned row for each position, added to every sequence.
+//!
+//! The rows of a sequence are one long bias: `x[b (s d)] + table[(s d)]`.
 
 use smallvec::smallvec;
 
@@ -40,7 +42,15 @@ impl ModuleDef for PositionEmbedding {
         let mut spec = ParamSpec::new("weight", &shape, self.init.unwrap_or(cx.model.init));
         spec.options = Some(&self.weight);
         let table = cx.param(spec)?;
-        let sum = cx.op("", ops::AddPosition {}, &[x, table])?;
+        let (sequence, inner) = (cx.model.sequence, cx.width(x));
+        let rows = match self.positions == sequence {
+            true => table,
+            false => cx.op("rows", ops::SliceDim { dim: 0, start: 0, len: sequence }, &[table])?,
+        };
+        let bias = cx.op("bias", ops::MergeDims { dim: 0 }, &[rows])?;
+        let flat = cx.op("flat", ops::MergeDims { dim: 1 }, &[x])?;
+        let sum = cx.op("sum", ops::BiasAdd {}, &[flat, bias])?;
+        let sum = cx.op("", ops::SplitDim { dim: 1, inner }, &[sum])?;
         cx.pin_stream(sum)?;
         Ok(smallvec![sum])
     }
