@@ -12,8 +12,11 @@ pub mod model;
 pub mod ops;
 pub mod placement;
 pub mod plan;
+pub mod quant;
 pub mod random;
 pub mod run;
+pub mod text;
+pub mod summary;
 pub mod types;
 
 use serde::{Deserialize, Serialize};

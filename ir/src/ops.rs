@@ -213,6 +213,7 @@ define_ops! {
     sum_leading::SumLeading = "sum_leading",
     sum_squares::SumSquares = "sum_squares",
     transpose::Transpose = "transpose",
+    zeros_like::ZerosLike = "zeros_like",
 }
 
 /// What it means to be an op. A newcomer reads this trait and one neighbour.

@@ -5,7 +5,7 @@
 //! mesh (report C57).
 
 /// Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
-pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     const M: [u64; 2] = [0xD251_1F53, 0xCD9E_8D57];
     const W: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
     let ([mut c0, mut c1, mut c2, mut c3], [mut k0, mut k1]) = (counter, key);
@@ -34,7 +34,7 @@ impl Stream {
         let block = index / 4;
         let counter =
             [block as u32, (block >> 32) as u32, self.key as u32, (self.key >> 32) as u32];
-        philox(counter, [self.seed as u32, (self.seed >> 32) as u32])[(index % 4) as usize]
+        philox4x32_10(counter, [self.seed as u32, (self.seed >> 32) as u32])[(index % 4) as usize]
     }
 
     /// Element `index` uniform on `[0, 1)`, a multiple of 2^-32.
@@ -77,7 +77,7 @@ mod tests {
             ),
         ];
         for (counter, key, expect) in cases {
-            assert_eq!(philox(counter, key), expect, "counter {counter:x?}, key {key:x?}");
+            assert_eq!(philox4x32_10(counter, key), expect, "counter {counter:x?}, key {key:x?}");
         }
     }
 

@@ -101,3 +101,31 @@ impl fmt::Display for Dump {
         write!(f, "; after {}\n{}", self.pass, self.text)
     }
 }
+
+impl Ir for ir::Graph {
+    fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    fn verify(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn text(&self) -> String {
+        String::new()
+    }
+}
+
+impl Ir for ir::plan::Plan {
+    fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    fn verify(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn text(&self) -> String {
+        String::new()
+    }
+}

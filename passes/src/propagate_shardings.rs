@@ -7,12 +7,12 @@
 //! where the user put them: moving one costs [`WEIGHT_PENALTY`] times as much, and is reported.
 //!
 //! Values that start the program without a sharding (inputs of a model that annotates only some
-//! values) get one first, from a walk against program order.
+//! values) get one first, from a walk against program order; accumulators follow what they sum.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use cranelift_entity::SecondaryMap;
-use ir::graph::{Def, NewNode};
+use ir::graph::{Def, NewNode, ValueData};
 use ir::ops::{Assignment, Factors, Linear, Reshard};
 use ir::placement::{self, AxisSet, CommCost, ReduceOp, Sharding};
 use ir::{Builder, Graph, Node, Op, Phase, TensorType, Value};
@@ -79,7 +79,8 @@ impl Pass<Graph> for PropagateShardings {
 
 /// Gives inputs, parameters and states without a sharding one that suits their readers.
 fn settle_leaves(graph: &mut Graph) {
-    let open = graph.values.iter().any(|(_, it)| it.sharding.is_none() && is_leaf(it.def));
+    let is_open = |it: &ValueData| it.sharding.is_none() && it.like.is_none() && is_leaf(it.def);
+    let open = graph.values.values().any(is_open);
     if !open {
         return;
     }
@@ -100,14 +101,13 @@ fn settle_leaves(graph: &mut Graph) {
             }
         }
         for (i, &value) in data.inputs.iter().enumerate() {
-            let wish = factors.input(i, &assignment, &graph.mesh);
-            if known(value).is_none() {
-                wishes[value] = wish;
+            if graph.values[value].sharding.is_none() && wishes[value].is_none() {
+                wishes[value] = factors.input(i, &assignment, &graph.mesh);
             }
         }
     }
     for (value, data) in graph.values.iter_mut() {
-        if data.sharding.is_none() && is_leaf(data.def) {
+        if is_open(data) {
             let wish = wishes[value].take();
             data.sharding = Some(wish.unwrap_or_else(|| Sharding::replicated(data.ty.ndim())));
         }
@@ -151,7 +151,8 @@ impl Walk<'_> {
             self.builder.graph.order.push(node);
             return Ok(());
         }
-        let factors = factors(graph, node);
+        self.follow(node);
+        let factors = factors(self.builder.graph, node);
         let key = self.key(node);
         let choice = match self.known.get(&key) {
             Some(choice) => choice.clone(),
@@ -163,6 +164,17 @@ impl Walk<'_> {
         };
         self.apply(node, &factors, &choice);
         Ok(())
+    }
+
+    /// A state without a sharding (an accumulator) is laid out like the value that it follows.
+    fn follow(&mut self, node: Node) {
+        let graph = &mut *self.builder.graph;
+        for &input in &graph.nodes[node].inputs {
+            let data = &graph.values[input];
+            if let (None, Some(like)) = (&data.sharding, data.like) {
+                graph.values[input].sharding = graph.values[like].sharding.clone();
+            }
+        }
     }
 
     /// Everything that a choice depends on, hashed.
@@ -355,7 +367,8 @@ impl Walk<'_> {
         let (source, _) = self.cheapest(value, &needed).expect("the choice was costed");
         let data = &graph.values[value];
         let name = format!("{}.{}", data.name, suffix(graph.sharding(source), Some(&needed)));
-        let (name, ty) = (self.builder.unique(&name), data.ty.clone());
+        let ty = data.ty.clone();
+        let name = self.builder.unique(&name);
         let def = Def::Result { node, index: 0 };
         let copy = self.builder.graph.add_leaf(name, ty, def);
         self.builder.graph.values[copy].sharding = Some(needed);
