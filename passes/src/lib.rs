@@ -9,8 +9,10 @@ mod cse;
 mod dce;
 mod insert_collectives;
 mod localize;
+mod plan_memory;
 mod propagate_shardings;
 mod rematerialize;
+mod schedule_overlap;
 mod update;
 
 use ir::Graph;
@@ -22,8 +24,10 @@ pub use dce::Dce;
 pub use insert_collectives::InsertCollectives;
 pub use localize::Localize;
 pub use pass::{Dump, Ir, Pass, PassError, PassManager};
+pub use plan_memory::PlanMemory;
 pub use propagate_shardings::PropagateShardings;
 pub use rematerialize::Rematerialize;
+pub use schedule_overlap::ScheduleOverlap;
 pub use update::Update;
 
 /// Passes over graphs, in the order of the pipeline.

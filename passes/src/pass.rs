@@ -115,3 +115,17 @@ impl Ir for ir::Graph {
         String::new()
     }
 }
+
+impl Ir for ir::plan::Plan {
+    fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    fn verify(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn text(&self) -> String {
+        String::new()
+    }
+}
