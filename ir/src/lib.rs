@@ -12,7 +12,9 @@ pub mod ops;
 pub mod placement;
 pub mod plan;
 pub mod quant;
+pub mod random;
 pub mod run;
+pub mod text;
 pub mod summary;
 pub mod types;
 
