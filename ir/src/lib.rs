@@ -18,6 +18,7 @@ pub mod run;
 pub mod text;
 pub mod summary;
 pub mod types;
+pub mod verify;
 
 use serde::{Deserialize, Serialize};
 

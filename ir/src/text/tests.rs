@@ -382,7 +382,8 @@ fn errors_say_where_and_what_was_expected() {
     check_error(
         "plan @g phase=planned mesh=(a=4000000000, b=4000000000, c=4000000000) {\n}\n",
         "(a=4000000000, b=4000000000, c=4000000000)",
-        "the mesh has more than 2^40 ranks",
+        "mesh axis `b` of size 4000000000: with it the mesh has more ranks than can be numbered; \
+         use smaller axes",
     );
     check_error(
         &graph("input %x : f16[4] @ [dp]"),
