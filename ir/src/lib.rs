@@ -8,6 +8,7 @@
 
 pub mod build;
 pub mod graph;
+pub mod model;
 pub mod ops;
 pub mod placement;
 pub mod plan;
@@ -17,6 +18,7 @@ pub mod run;
 pub mod text;
 pub mod summary;
 pub mod types;
+pub mod verify;
 
 use serde::{Deserialize, Serialize};
 

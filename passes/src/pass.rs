@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use ir::Phase;
+use ir::verify::{self, VerifyError};
 
 /// What passes transform: a graph or a plan.
 pub trait Ir {
@@ -108,7 +109,7 @@ impl Ir for ir::Graph {
     }
 
     fn verify(&self) -> Vec<String> {
-        Vec::new()
+        texts(verify::graph::verify(self))
     }
 
     fn text(&self) -> String {
@@ -122,10 +123,14 @@ impl Ir for ir::plan::Plan {
     }
 
     fn verify(&self) -> Vec<String> {
-        Vec::new()
+        texts(verify::plan::verify(self))
     }
 
     fn text(&self) -> String {
         String::new()
     }
+}
+
+fn texts(errors: Vec<VerifyError>) -> Vec<String> {
+    errors.into_iter().map(|it| it.to_string()).collect()
 }

@@ -41,6 +41,7 @@ fn full_graph(phase: Phase) -> Graph {
         unit: 1,
         checkpoint: Checkpoint::Selective(vec!["matmul".into(), "odd \"name\"\n".into()]),
         reshard_after_forward: true,
+        weight_mesh: None,
     });
     let mlp = graph.scopes.push(ScopeData {
         path: "model.layers.0.mlp".into(),
@@ -48,6 +49,7 @@ fn full_graph(phase: Phase) -> Graph {
         unit: 1,
         checkpoint: Checkpoint::Full,
         reshard_after_forward: false,
+        weight_mesh: Some(mesh().all()),
     });
     graph.scopes.push(ScopeData { path: "orphan".into(), ..ScopeData::default() });
     let at = |text: &str| Sharding::parse(text, &mesh()).unwrap();
