@@ -8,12 +8,17 @@
 
 pub mod build;
 pub mod graph;
+pub mod model;
 pub mod ops;
 pub mod placement;
 pub mod plan;
+pub mod quant;
 pub mod random;
 pub mod run;
+pub mod text;
+pub mod summary;
 pub mod types;
+pub mod verify;
 
 use serde::{Deserialize, Serialize};
 

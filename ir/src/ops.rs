@@ -15,9 +15,12 @@ use crate::build::{BuildError, Builder};
 use crate::graph::{Node, Value};
 use crate::types::{DType, Shape, TensorType};
 
+pub use activation::ActivationKind;
 pub use collective::CollectiveKind;
 pub use factors::{Assignment, Conflict, Dims, Factor, Factors, Linear};
+pub use glu::GluKind;
 pub use matmul::Gemm;
+pub use rope::Llama3Scaling;
 pub use tensor::{Number, Real, Tensor, View, ViewMut};
 
 /// Types of the results of an op.
@@ -74,6 +77,12 @@ pub enum TypeError {
         /// What it must be.
         expected: &'static str,
     },
+    /// An attribute makes no sense for these operands.
+    #[error("{why}")]
+    Attribute {
+        /// What must hold.
+        why: &'static str,
+    },
 }
 
 macro_rules! define_ops {
@@ -115,7 +124,7 @@ macro_rules! define_ops {
             /// [`OpDef::factors`].
             pub fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
                 let factors = match self { $(Op::$ty(it) => it.factors(inputs, results),)* };
-                factors.contiguous(self.bounds())
+                factors.contiguous(&self.bounds(inputs))
             }
             /// [`OpDef::reference`].
             pub fn reference<T: Real>(
@@ -128,8 +137,8 @@ macro_rules! define_ops {
                 match self { $(Op::$ty(it) => it.grad(cx),)* }
             }
             /// [`OpDef::bounds`].
-            pub fn bounds(&self) -> &'static [BoundAt] {
-                match self { $(Op::$ty(it) => it.bounds(),)* }
+            pub fn bounds(&self, inputs: &[&TensorType]) -> Bounds {
+                match self { $(Op::$ty(it) => it.bounds(inputs),)* }
             }
             /// [`OpDef::in_place`].
             pub fn in_place(&self) -> &'static [(usize, usize)] {
@@ -163,12 +172,48 @@ macro_rules! define_ops {
 }
 
 define_ops! {
+    activation::Activation = "activation",
+    activation_grad::ActivationGrad = "activation_grad",
+    adam::Adam = "adam",
+    adamw::AdamW = "adamw",
     add::Add = "add",
+    attention::Attention = "attention",
+    attention_grad::AttentionGrad = "attention_grad",
+    bias_add::BiasAdd = "bias_add",
     cast::Cast = "cast",
+    ce_loss::CeLoss = "ce_loss",
+    ce_loss_grad::CeLossGrad = "ce_loss_grad",
+    ce_max::CeMax = "ce_max",
+    ce_stats::CeStats = "ce_stats",
+    ce_stats_grad::CeStatsGrad = "ce_stats_grad",
+    clip_scale::ClipScale = "clip_scale",
     collective::Collective = "collective",
+    concat::Concat = "concat",
+    div::Div = "div",
+    dropout::Dropout = "dropout",
+    embedding::Embedding = "embedding",
+    embedding_grad::EmbeddingGrad = "embedding_grad",
     fill::Fill = "fill",
+    glu::Glu = "glu",
+    glu_grad::GluGrad = "glu_grad",
+    layer_norm::LayerNorm = "layer_norm",
+    layer_norm_grad::LayerNormGrad = "layer_norm_grad",
     matmul::Matmul = "matmul",
+    merge_dims::MergeDims = "merge_dims",
+    mul::Mul = "mul",
+    pad_dim::PadDim = "pad_dim",
     reshard::Reshard = "reshard",
+    rms_norm::RmsNorm = "rms_norm",
+    rms_norm_grad::RmsNormGrad = "rms_norm_grad",
+    rope::Rope = "rope",
+    scale::Scale = "scale",
+    sgd::Sgd = "sgd",
+    slice_dim::SliceDim = "slice_dim",
+    split_dim::SplitDim = "split_dim",
+    sum_leading::SumLeading = "sum_leading",
+    sum_squares::SumSquares = "sum_squares",
+    transpose::Transpose = "transpose",
+    zeros_like::ZerosLike = "zeros_like",
 }
 
 /// What it means to be an op. A newcomer reads this trait and one neighbour.
@@ -197,8 +242,8 @@ pub trait OpDef: Sized + Into<Op> {
 
     /// Dimensions of which the reference must know where the shard starts and how long it is.
     /// Such a dimension may only be sharded contiguously.
-    fn bounds(&self) -> &'static [BoundAt] {
-        &[]
+    fn bounds(&self, _inputs: &[&TensorType]) -> Bounds {
+        Bounds::new()
     }
 
     /// `(result, operand)` pairs that may share one buffer.
@@ -227,6 +272,9 @@ pub trait OpDef: Sized + Into<Op> {
     }
 }
 
+/// Dimensions of which an op knows the bounds; see [`OpDef::bounds`].
+pub type Bounds = SmallVec<[BoundAt; 4]>;
+
 /// A dimension of an operand or a result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BoundAt {
@@ -252,6 +300,14 @@ pub struct LocalBound {
     pub extent: u64,
     /// Global size of the dimension.
     pub size: u64,
+}
+
+impl LocalBound {
+    /// Local position of a global index; `None` where another rank, or none, holds it.
+    pub fn local(self, index: i64) -> Option<usize> {
+        let offset = u64::try_from(index).ok()?.checked_sub(self.start)?;
+        (offset < self.extent).then_some(offset as usize)
+    }
 }
 
 /// Gradient of each operand; `None` where none is needed or the operand has none (ids).
@@ -306,6 +362,32 @@ impl GradCx<'_, '_> {
     /// If only other results have a gradient; use [`GradCx::grads`] for such ops.
     pub fn grad(&self, index: usize) -> Value {
         self.grads[index].unwrap_or_else(|| panic!("`{}` has no gradient", self.name()))
+    }
+
+    /// Gradient of result `index` of an op whose other results are by-products (a norm's `rstd`):
+    /// what reads those must not need a gradient.
+    pub fn only(&self, index: usize) -> Result<Value, GradError> {
+        let mut others = (0..self.grads.len()).filter(|&it| it != index);
+        match (self.grads[index], others.find(|&it| self.grads[it].is_some())) {
+            (Some(grad), None) => Ok(grad),
+            (_, at) => Err(GradError::NotDifferentiable {
+                name: self.builder.graph.values[self.results[at.unwrap_or(index)]].name.clone(),
+                op: self.builder.graph.nodes[self.node].op.to_text(),
+            }),
+        }
+    }
+
+    /// Gradient of result `index`, zeros where it has none.
+    pub fn grad_or_zero(&mut self, index: usize) -> Result<Value, GradError> {
+        let result = self.results[index];
+        if let Some(grad) = self.grads[index] {
+            return Ok(grad);
+        }
+        let name = format!("{}.grad", self.builder.graph.values[result].name);
+        let zeros = Fill::new(0.0, self.builder.graph.ty(result));
+        let res = self.builder.op(&name, zeros, &[])?;
+        self.builder.graph.values[res].like = Some(result);
+        Ok(res)
     }
 
     /// Name for the gradient of operand `index`.
@@ -392,6 +474,66 @@ pub(crate) fn arity(inputs: &[&TensorType], expected: usize) -> Result<(), TypeE
         true => Ok(()),
         false => Err(TypeError::Arity { expected, found: inputs.len() }),
     }
+}
+
+/// Checks that operand `operand` has `n` dimensions.
+pub(crate) fn ndim(
+    inputs: &[&TensorType],
+    operand: usize,
+    n: usize,
+    expected: &'static str,
+) -> Result<(), TypeError> {
+    let found = inputs[operand];
+    match found.ndim() == n {
+        true => Ok(()),
+        false => Err(TypeError::Ndim { operand, found: found.clone(), expected }),
+    }
+}
+
+/// Checks that operand `operand` has at least `n` dimensions.
+pub(crate) fn ndim_at_least(
+    inputs: &[&TensorType],
+    operand: usize,
+    n: usize,
+    expected: &'static str,
+) -> Result<(), TypeError> {
+    let found = inputs[operand];
+    match found.ndim() >= n {
+        true => Ok(()),
+        false => Err(TypeError::Ndim { operand, found: found.clone(), expected }),
+    }
+}
+
+/// Checks that operand `operand` holds integers.
+pub(crate) fn integers(inputs: &[&TensorType], operand: usize) -> Result<(), TypeError> {
+    let found = inputs[operand].dtype;
+    match found.is_float() {
+        false => Ok(()),
+        true => Err(TypeError::DType { operand, found, expected: "an integer type" }),
+    }
+}
+
+/// Checks that operand `operand` holds real numbers.
+pub(crate) fn floats(inputs: &[&TensorType], operand: usize) -> Result<(), TypeError> {
+    let found = inputs[operand].dtype;
+    match found.is_float() {
+        true => Ok(()),
+        false => Err(TypeError::DType { operand, found, expected: "a float type" }),
+    }
+}
+
+/// Checks that operand `operand` is a single number.
+pub(crate) fn scalar(inputs: &[&TensorType], operand: usize) -> Result<(), TypeError> {
+    ndim(inputs, operand, 0, "no dims: it is one number")
+}
+
+/// Checks that `operand` has the shape of the leading dimensions of `of`.
+pub(crate) fn per_row(of: &TensorType, operand: &TensorType) -> Result<(), TypeError> {
+    same_size("numbers of rows' dims", of.ndim() as u64 - 1, operand.ndim() as u64)?;
+    for (&a, &b) in of.shape.iter().zip(&operand.shape) {
+        same_size("sizes of one dim", a, b)?;
+    }
+    Ok(())
 }
 
 /// Checks that two sizes agree.

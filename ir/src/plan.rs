@@ -8,6 +8,9 @@
 //! (forward and backward of one micro-batch, run [`Plan::micro_batches`] times) and `update` (once a
 //! step). No event crosses a section: a section starts when the one before is done on all streams.
 
+mod clocks;
+mod profile;
+
 use cranelift_entity::{PrimaryMap, entity_impl};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -18,6 +21,12 @@ use crate::ops::{CollectiveKind, Op};
 use crate::placement::{AxisSet, Mesh, Sharding};
 use crate::run::Run;
 use crate::types::{Shape, TensorType};
+
+pub use clocks::{Clock, Clocks, covers, join};
+pub use profile::{MemoryProfile, memory_profile};
+
+/// Offsets of buffers are multiples of this.
+pub const ALIGN: u64 = 256;
 
 /// A communicator: the ranks that differ on its axes only.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -136,7 +145,7 @@ pub enum Role {
     State,
     /// Written by the runtime.
     Input,
-    /// Made in `step`, read in `update`.
+    /// Made in a section, read in a later one: in `step`, mostly, for `update`.
     Carried,
     /// Lives within one section.
     Temp,

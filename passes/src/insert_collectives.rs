@@ -13,6 +13,10 @@ use ir::{Builder, Graph, Node, Op, Phase, Value};
 
 use crate::{Pass, PassError};
 
+/// Seconds of latency that a tensor adds to a call that is made anyway: enough to prefer one step to
+/// two of the same bytes.
+const BATCHED_LATENCY: f64 = 1e-9;
+
 /// See the [module docs](self).
 pub struct InsertCollectives;
 
@@ -28,6 +32,7 @@ impl Pass<Graph> for InsertCollectives {
     fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
         let order = std::mem::take(&mut graph.order);
         let mut same: SecondaryMap<Value, Option<Value>> = SecondaryMap::new();
+        let batched = batched(graph);
         let mut builder = Builder::new(graph);
         for node in order {
             for input in &mut builder.graph.nodes[node].inputs {
@@ -35,7 +40,7 @@ impl Pass<Graph> for InsertCollectives {
             }
             match builder.graph.nodes[node].op {
                 Op::Reshard(_) => {
-                    if let Some((result, source)) = lower(&mut builder, node)? {
+                    if let Some((result, source)) = lower(&mut builder, node, &batched)? {
                         same[result] = Some(source);
                     }
                 }
@@ -48,14 +53,38 @@ impl Pass<Graph> for InsertCollectives {
     }
 }
 
+/// Weights and their gradients, which move in calls of a whole unit.
+fn batched(graph: &Graph) -> SecondaryMap<Value, bool> {
+    let mut weights: SecondaryMap<Value, bool> = SecondaryMap::new();
+    for param in &graph.params {
+        weights[param.compute] = true;
+        weights[param.full] = true;
+    }
+    let mut res = weights.clone();
+    for (value, data) in graph.values.iter() {
+        res[value] |= data.pinned && data.like.is_some_and(|it| weights[it]);
+    }
+    for grad in graph.params.iter().filter_map(|it| it.grad) {
+        res[grad] = true;
+    }
+    res
+}
+
 /// Emits the steps of a `reshard`; where there are none, says which value its result is.
-fn lower(builder: &mut Builder<'_>, node: Node) -> Result<Option<(Value, Value)>, PassError> {
+fn lower(
+    builder: &mut Builder<'_>,
+    node: Node,
+    batched: &SecondaryMap<Value, bool>,
+) -> Result<Option<(Value, Value)>, PassError> {
     let graph = &*builder.graph;
     let (source, result) = (graph.nodes[node].inputs[0], graph.nodes[node].results[0]);
     let (section, scope) = (graph.nodes[node].section, graph.nodes[node].scope);
     let ty = graph.ty(result).clone();
     let (from, to) = (graph.sharding(source), graph.sharding(result));
-    let cost = CommCost::default();
+    let mut cost = CommCost::default();
+    if batched[result] {
+        cost.latency = BATCHED_LATENCY;
+    }
     let steps = placement::reshard(from, to, &ty.shape, ty.dtype.bytes(), &graph.mesh, &cost)
         .map_err(|it| PassError::Failed {
             code: "PL0401",

@@ -3,11 +3,42 @@
 
 mod pass;
 
-pub mod autodiff;
-pub mod insert_collectives;
-pub mod propagate_shardings;
+mod autodiff;
+mod batch_collectives;
+mod cse;
+mod dce;
+mod insert_collectives;
+mod localize;
+mod plan_memory;
+mod propagate_shardings;
+mod rematerialize;
+mod schedule_overlap;
+mod update;
+
+use ir::Graph;
 
 pub use autodiff::Autodiff;
+pub use batch_collectives::BatchCollectives;
+pub use cse::Cse;
+pub use dce::Dce;
 pub use insert_collectives::InsertCollectives;
+pub use localize::Localize;
 pub use pass::{Dump, Ir, Pass, PassError, PassManager};
+pub use plan_memory::PlanMemory;
 pub use propagate_shardings::PropagateShardings;
+pub use rematerialize::Rematerialize;
+pub use schedule_overlap::ScheduleOverlap;
+pub use update::Update;
+
+/// Passes over graphs, in the order of the pipeline.
+pub const GRAPH_PASSES: &[&dyn Pass<Graph>] = &[
+    &Autodiff,
+    &Update,
+    &PropagateShardings,
+    &InsertCollectives,
+    &Cse,
+    &Rematerialize,
+    &Dce,
+    &BatchCollectives,
+    &Localize,
+];

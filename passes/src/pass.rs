@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use ir::Phase;
+use ir::verify::{self, VerifyError};
 
 /// What passes transform: a graph or a plan.
 pub trait Ir {
@@ -100,4 +101,36 @@ impl fmt::Display for Dump {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "; after {}\n{}", self.pass, self.text)
     }
+}
+
+impl Ir for ir::Graph {
+    fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    fn verify(&self) -> Vec<String> {
+        texts(verify::graph::verify(self))
+    }
+
+    fn text(&self) -> String {
+        String::new()
+    }
+}
+
+impl Ir for ir::plan::Plan {
+    fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    fn verify(&self) -> Vec<String> {
+        texts(verify::plan::verify(self))
+    }
+
+    fn text(&self) -> String {
+        String::new()
+    }
+}
+
+fn texts(errors: Vec<VerifyError>) -> Vec<String> {
+    errors.into_iter().map(|it| it.to_string()).collect()
 }

@@ -3,16 +3,16 @@
 //! One walk in program order. At each node the candidates are the ways to shard the op's factors that
 //! its operands, its pinned results and its primal suggest; the cheapest wins, counting what must be
 //! moved, what a partial result will cost later, and the work that one rank does. A value that was
-//! moved is kept as a copy, so that a second reader (or its gradient) moves nothing. Weights stay
-//! where the user put them: moving one costs [`WEIGHT_PENALTY`] times as much, and is reported.
+//! moved is kept as a copy, so that a second reader (or its gradient) moves nothing. Weights and data
+//! stay where the user put them: moving one costs [`PLACED_PENALTY`] times as much.
 //!
 //! Values that start the program without a sharding (inputs of a model that annotates only some
-//! values) get one first, from a walk against program order.
+//! values) get one first, from a walk against program order; accumulators follow what they sum.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use cranelift_entity::SecondaryMap;
-use ir::graph::{Def, NewNode};
+use ir::graph::{Def, NewNode, ValueData};
 use ir::ops::{Assignment, Factors, Linear, Reshard};
 use ir::placement::{self, AxisSet, CommCost, ReduceOp, Sharding};
 use ir::{Builder, Graph, Node, Op, Phase, TensorType, Value};
@@ -21,8 +21,12 @@ use smallvec::SmallVec;
 
 use crate::{Pass, PassError};
 
-/// How much dearer it is to move a weight than an activation of the same size.
-const WEIGHT_PENALTY: f64 = 100.0;
+/// How much dearer it is to move what the user placed, a weight or a batch of data, than an activation
+/// of the same size.
+const PLACED_PENALTY: f64 = 100.0;
+/// What a partial result costs later, as a share of its all-reduce: a reduce-scatter may do, but no
+/// less.
+const LATER_SHARE: f64 = 0.5;
 /// Bytes per second at which one rank reads and writes memory; decides ties among placements only.
 const MEMORY_BANDWIDTH: f64 = 4e12;
 /// Operations per second of one rank; decides ties among placements only.
@@ -57,14 +61,17 @@ impl Pass<Graph> for PropagateShardings {
         }
         settle_leaves(graph);
         let order = std::mem::take(&mut graph.order);
-        let mut weights = SecondaryMap::new();
+        let mut placed = SecondaryMap::new();
         for param in &graph.params {
-            weights[param.full] = true;
+            placed[param.full] = true;
+        }
+        for (value, data) in graph.values.iter() {
+            placed[value] |= data.def == Def::Input;
         }
         let builder = Builder::new(graph);
         let mut walk = Walk {
             builder,
-            weights,
+            placed,
             copies: SecondaryMap::new(),
             known: FxHashMap::default(),
             cost: CommCost::default(),
@@ -79,7 +86,8 @@ impl Pass<Graph> for PropagateShardings {
 
 /// Gives inputs, parameters and states without a sharding one that suits their readers.
 fn settle_leaves(graph: &mut Graph) {
-    let open = graph.values.iter().any(|(_, it)| it.sharding.is_none() && is_leaf(it.def));
+    let is_open = |it: &ValueData| it.sharding.is_none() && it.like.is_none() && is_leaf(it.def);
+    let open = graph.values.values().any(is_open);
     if !open {
         return;
     }
@@ -100,14 +108,13 @@ fn settle_leaves(graph: &mut Graph) {
             }
         }
         for (i, &value) in data.inputs.iter().enumerate() {
-            let wish = factors.input(i, &assignment, &graph.mesh);
-            if known(value).is_none() {
-                wishes[value] = wish;
+            if graph.values[value].sharding.is_none() && wishes[value].is_none() {
+                wishes[value] = factors.input(i, &assignment, &graph.mesh);
             }
         }
     }
     for (value, data) in graph.values.iter_mut() {
-        if data.sharding.is_none() && is_leaf(data.def) {
+        if is_open(data) {
             let wish = wishes[value].take();
             data.sharding = Some(wish.unwrap_or_else(|| Sharding::replicated(data.ty.ndim())));
         }
@@ -131,8 +138,8 @@ fn factors(graph: &Graph, node: Node) -> Factors {
 
 struct Walk<'a> {
     builder: Builder<'a>,
-    /// Gathered parameters.
-    weights: SecondaryMap<Value, bool>,
+    /// Gathered parameters and data.
+    placed: SecondaryMap<Value, bool>,
     /// Other layouts of each value that exist already.
     copies: SecondaryMap<Value, SmallVec<[Value; 2]>>,
     /// Choices made, by everything that they depend on: identical layers cost one search.
@@ -151,7 +158,8 @@ impl Walk<'_> {
             self.builder.graph.order.push(node);
             return Ok(());
         }
-        let factors = factors(graph, node);
+        self.follow(node);
+        let factors = factors(self.builder.graph, node);
         let key = self.key(node);
         let choice = match self.known.get(&key) {
             Some(choice) => choice.clone(),
@@ -165,6 +173,17 @@ impl Walk<'_> {
         Ok(())
     }
 
+    /// A state without a sharding (an accumulator) is laid out like the value that it follows.
+    fn follow(&mut self, node: Node) {
+        let graph = &mut *self.builder.graph;
+        for &input in &graph.nodes[node].inputs {
+            let data = &graph.values[input];
+            if let (None, Some(like)) = (&data.sharding, data.like) {
+                graph.values[input].sharding = graph.values[like].sharding.clone();
+            }
+        }
+    }
+
     /// Everything that a choice depends on, hashed.
     fn key(&self, node: Node) -> u64 {
         let graph = &*self.builder.graph;
@@ -173,7 +192,7 @@ impl Walk<'_> {
         data.op.hash(&mut hasher);
         for &input in &data.inputs {
             graph.ty(input).hash(&mut hasher);
-            self.weights[input].hash(&mut hasher);
+            self.placed[input].hash(&mut hasher);
             graph.sharding(input).hash(&mut hasher);
             self.copies[input].len().hash(&mut hasher);
             for &copy in &self.copies[input] {
@@ -207,8 +226,8 @@ impl Walk<'_> {
         // Suggestions in the order in which they are listened to.
         let mut sources: SmallVec<[(&ir::ops::Dims, &Sharding); 8]> = SmallVec::new();
         let inputs = || data.inputs.iter().zip(&factors.inputs);
-        for weight in [true, false] {
-            let of_kind = inputs().filter(|it| self.weights[*it.0] == weight);
+        for placed in [true, false] {
+            let of_kind = inputs().filter(|it| self.placed[*it.0] == placed);
             sources.extend(of_kind.map(|(&value, dims)| (dims, graph.sharding(value))));
         }
         for (&value, dims) in data.results.iter().zip(&factors.results) {
@@ -263,7 +282,7 @@ impl Walk<'_> {
         let mut shapes: SmallVec<[ir::Shape; 8]> = SmallVec::new();
         for (i, &input) in data.inputs.iter().enumerate() {
             let Some(needed) = factors.input(i, candidate, mesh) else { return Ok(None) };
-            let penalty = if self.weights[input] { WEIGHT_PENALTY } else { 1.0 };
+            let penalty = if self.placed[input] { PLACED_PENALTY } else { 1.0 };
             seconds += penalty * self.cheapest(input, &needed)?.1;
             let shape = needed.local_shape(&graph.ty(input).shape, mesh);
             bytes += shape.iter().product::<u64>() * graph.ty(input).dtype.bytes();
@@ -271,12 +290,13 @@ impl Walk<'_> {
         }
         for (i, &result) in data.results.iter().enumerate() {
             let Some(natural) = factors.result(i, candidate, mesh) else { return Ok(None) };
-            let to = match &graph.values[result].sharding {
-                Some(pin) => pin.clone(),
-                // A partial value is reduced sooner or later.
-                None => natural.without_partial(),
+            seconds += match &graph.values[result].sharding {
+                Some(pin) => self.seconds(&natural, pin, graph.ty(result))?,
+                None => {
+                    let whole = natural.without_partial();
+                    LATER_SHARE * self.seconds(&natural, &whole, graph.ty(result))?
+                }
             };
-            seconds += self.seconds(&natural, &to, graph.ty(result))?;
             let shape = natural.local_shape(&graph.ty(result).shape, mesh);
             bytes += shape.iter().product::<u64>() * graph.ty(result).dtype.bytes();
             shapes.push(shape);
@@ -355,7 +375,8 @@ impl Walk<'_> {
         let (source, _) = self.cheapest(value, &needed).expect("the choice was costed");
         let data = &graph.values[value];
         let name = format!("{}.{}", data.name, suffix(graph.sharding(source), Some(&needed)));
-        let (name, ty) = (self.builder.unique(&name), data.ty.clone());
+        let ty = data.ty.clone();
+        let name = self.builder.unique(&name);
         let def = Def::Result { node, index: 0 };
         let copy = self.builder.graph.add_leaf(name, ty, def);
         self.builder.graph.values[copy].sharding = Some(needed);

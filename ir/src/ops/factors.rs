@@ -482,3 +482,8 @@ fn n_dims(spec: &str) -> usize {
     }
     n
 }
+
+/// Letters for dimensions of these numbers, for ops that count dimensions from the front.
+pub(crate) fn letters(dims: std::ops::Range<usize>) -> String {
+    dims.map(|it| char::from(b'a' + it as u8)).collect()
+}

@@ -122,3 +122,23 @@ impl From<f64> for Number {
         Number(it)
     }
 }
+
+/// The inner product of two vectors of one length, in a fixed order: eight interleaved sums.
+pub(crate) fn dot<T: Real>(a: &[T], b: &[T]) -> T {
+    let mut lanes = [T::zero(); 8];
+    let (a8, b8) = (a.chunks_exact(8), b.chunks_exact(8));
+    let tail: T = a8.remainder().iter().zip(b8.remainder()).map(|(&x, &y)| x * y).sum();
+    for (a, b) in a8.zip(b8) {
+        for i in 0..8 {
+            lanes[i] += a[i] * b[i];
+        }
+    }
+    lanes.into_iter().sum::<T>() + tail
+}
+
+/// Adds `factor * x` to `out`.
+pub(crate) fn axpy<T: Real>(out: &mut [T], factor: T, x: &[T]) {
+    for (out, &x) in out.iter_mut().zip(x) {
+        *out += factor * x;
+    }
+}

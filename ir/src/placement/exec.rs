@@ -178,7 +178,11 @@ fn collect(
     for src in mesh.group_of(moved, part) {
         let src_shape = from.extents(shape, mesh, &src);
         let local = &locals[mesh.rank_of(&src) as usize];
-        assert_eq!(local.len() as u64, src_shape.iter().product(), "locals do not fit the layout");
+        assert_eq!(
+            local.len() as u64,
+            src_shape.iter().product::<u64>(),
+            "locals do not fit the layout"
+        );
         let dims = from.dims.iter().zip(&step.to.dims).zip(shape);
         let runs: SmallVec<[CopyRuns; 4]> =
             dims.map(|((from, to), &size)| copy_runs(from, to, size, mesh, &src, dst)).collect();

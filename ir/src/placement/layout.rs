@@ -179,11 +179,16 @@ impl DimLayout {
         if parts.iter().all(|(layout, _)| layout.is_whole()) {
             return Some(DimLayout::whole());
         }
+        // Next to dimensions of 1, uneven cuts stay what they are.
         if let Some(at) = only_one(parts.iter().map(|&(_, size)| size)) {
-            let trivial = |layout: &DimLayout| layout.axes().all(|it| mesh.size(it) == 1);
             let others = parts.iter().enumerate().filter(|&(i, _)| i != at);
-            if others.clone().all(|(_, (layout, _))| trivial(layout)) {
-                return Some(DimLayout::new(parts.iter().flat_map(|it| it.0.0.iter().copied())));
+            if others.flat_map(|(_, it)| it.0.axes()).all(|it| mesh.size(it) == 1) {
+                return Some(DimLayout::new(parts.iter().enumerate().flat_map(
+                    |(i, (layout, _))| {
+                        let keep = move |it: &&Digit| i == at || matches!(it, Digit::Axis(_));
+                        layout.0.iter().filter(keep).copied()
+                    },
+                )));
             }
         }
         let mut digits: SmallVec<[Digit; 8]> = SmallVec::new();

@@ -72,9 +72,13 @@ impl Mesh {
 
     /// Whether names are distinct and can be written in a layout, and sizes make sense.
     pub fn validate(&self) -> Result<(), PlacementError> {
+        let mut ranks = 1_u32;
         for (i, axis) in self.axes.iter().enumerate() {
+            ranks = ranks.saturating_mul(axis.size);
             let why = if axis.size == 0 {
                 "an axis needs at least one coordinate"
+            } else if ranks == u32::MAX {
+                "with it the mesh has more ranks than can be numbered; use smaller axes"
             } else if i >= AxisSet::MAX_AXES {
                 "a mesh has at most 16 axes; join some of them"
             } else if !is_axis_name(&axis.name) {
@@ -152,7 +156,7 @@ impl Mesh {
     ) -> Result<Mesh, PlacementError> {
         let at = self.axis(name).ok_or_else(|| self.unknown(name))?.0 as usize;
         let old = &self.axes[at];
-        if major == 0 || old.size % major != 0 {
+        if major == 0 || !old.size.is_multiple_of(major) {
             return Err(PlacementError::Refine { axis: name.to_string(), size: old.size, major });
         }
         let part = |name: &str, size| MeshAxis {

@@ -211,7 +211,7 @@ impl Sharding {
         let mut res = Sharding::default();
         if !dims.trim().is_empty() {
             for dim in dims.split(',') {
-                res.dims.push(parse_dim(dim.trim(), mesh).map_err(|it| it.unwrap_or_else(&fail))?);
+                res.dims.push(parse_dim(dim.trim(), mesh, fail)?);
             }
         }
         let partial = partial.trim();
@@ -237,8 +237,11 @@ fn check_axis(axis: Axis, mesh: &Mesh) -> Result<(), PlacementError> {
     Err(PlacementError::AxisOutOfRange { axis: axis.0, axes: mesh.axes.len() })
 }
 
-/// The error is finished, or a reason for which the caller knows the text.
-fn parse_dim(text: &str, mesh: &Mesh) -> Result<DimLayout, ParseFailure> {
+fn parse_dim(
+    text: &str,
+    mesh: &Mesh,
+    fail: impl Fn(String) -> PlacementError,
+) -> Result<DimLayout, PlacementError> {
     if text == "_" {
         return Ok(DimLayout::whole());
     }
@@ -250,28 +253,12 @@ fn parse_dim(text: &str, mesh: &Mesh) -> Result<DimLayout, ParseFailure> {
         } else if let Some(n) = name.strip_prefix('x').and_then(|it| it.parse().ok()) {
             digits.push(Digit::Block(n));
         } else if name.is_empty() {
-            return Err(ParseFailure::Why(
-                "a dimension is empty; write `_` where it is whole".into(),
-            ));
+            return Err(fail("a dimension is empty; write `_` where it is whole".into()));
         } else {
-            return Err(ParseFailure::Error(mesh.unknown(name)));
+            return Err(mesh.unknown(name));
         }
     }
     Ok(DimLayout::new(digits))
-}
-
-enum ParseFailure {
-    Why(String),
-    Error(PlacementError),
-}
-
-impl ParseFailure {
-    fn unwrap_or_else(self, fail: impl Fn(String) -> PlacementError) -> PlacementError {
-        match self {
-            ParseFailure::Why(why) => fail(why),
-            ParseFailure::Error(error) => error,
-        }
-    }
 }
 
 struct Display<'a>(&'a Sharding, &'a Mesh);

@@ -141,7 +141,8 @@ impl Sharding {
                 Digit::Axis(axis) => mesh.size(axis),
                 Digit::Block(n) => n,
             };
-            let split = digits[..at].iter().filter(is_local).map(width).product();
+            let split =
+                digits[..at].iter().filter(is_local).map(width).fold(1, u32::saturating_mul);
             let dim = dim as u8;
             return Ok(match split {
                 1 => Placement::Shard { dim },

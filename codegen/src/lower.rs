@@ -1,0 +1,395 @@
+//! `lower`: from the program of one rank to instructions over buffers.
+//!
+//! Every value gets a buffer named after it, but for two kinds that take over another's:
+//!
+//! ```text
+//! store %w <- %w.next          %w.next is made in the buffer of %w, if nothing reads the old %w later
+//! %sum = add %a, %b            %sum is made in the buffer of %a, if %a is a temporary that dies here
+//! ```
+//!
+//! A store that cannot be made in place is a copy at the end of its section. All instructions are
+//! queued on the compute stream, in program order: `schedule-overlap` spreads them.
+
+use std::collections::BTreeSet;
+
+use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
+use ir::graph::{Def, NodeData, Store};
+use ir::placement::AxisSet;
+use ir::plan::{
+    Buffer, BufferData, Comm, Instruction, Part, Plan, PlanParam, PlanSection, Role, Stream,
+    StreamKind,
+};
+use ir::{Graph, Node, Op, Phase, Section, Value};
+use smallvec::SmallVec;
+
+/// Lowers a graph in phase `Local`. See the [module docs](self).
+///
+/// # Panics
+/// If the graph is in another phase.
+pub fn lower(graph: &Graph) -> Plan {
+    assert_eq!(graph.phase, Phase::Local, "only the program of one rank can be lowered");
+    let order = order(graph);
+    let uses = Uses::of(graph, &order);
+    let homes = Homes::of(graph, &uses);
+    let mut lowering = Lowering {
+        graph,
+        uses: &uses,
+        homes: &homes,
+        buffer_of: SecondaryMap::new(),
+        compute: Stream::new(0),
+        plan: empty_plan(graph),
+    };
+    lowering.leaves();
+    let mut at = 0;
+    for section in SECTIONS {
+        while let Some(&node) = order.get(at).filter(|&&it| graph.nodes[it].section == section) {
+            lowering.node(node, at as u32);
+            at += 1;
+        }
+        lowering.copies(section);
+    }
+    assert_eq!(at, order.len(), "sections are contiguous and in order");
+    lowering.finish()
+}
+
+/// The sections of a graph, in running order.
+const SECTIONS: [Section; 4] =
+    [Section::Prepare, Section::Forward, Section::Backward, Section::Update];
+
+fn plan_section(section: Section) -> PlanSection {
+    match section {
+        Section::Prepare => PlanSection::Prepare,
+        Section::Forward | Section::Backward => PlanSection::Step,
+        Section::Update => PlanSection::Update,
+    }
+}
+
+fn empty_plan(graph: &Graph) -> Plan {
+    let mut streams = PrimaryMap::new();
+    streams.push(StreamKind::Compute);
+    Plan {
+        name: graph.name.clone(),
+        mesh: graph.mesh.clone(),
+        weight_mesh: graph.weight_mesh,
+        phase: Phase::Lowered,
+        micro_batches: graph.micro_batches,
+        comms: PrimaryMap::new(),
+        streams,
+        events: 0,
+        buffers: PrimaryMap::new(),
+        sections: Default::default(),
+        persistent_bytes: 0,
+        step_bytes: 0,
+        params: Vec::new(),
+        results: Vec::new(),
+        run: graph.run.clone(),
+    }
+}
+
+/// Program order, in which what only makes the next content of a state comes after the last reader
+/// of the old content: zeroing an accumulator, say. Then it can be made in place.
+fn order(graph: &Graph) -> Vec<Node> {
+    let uses = Uses::of(graph, &graph.order);
+    let mut keys: Vec<(u32, u32, Node)> = (0..).zip(&graph.order).map(|it| (it.0, 0, *it.1)).collect();
+    for store in &graph.stores {
+        let Some(node) = graph.producer(store.value) else { continue };
+        let unread = graph.nodes[node].results.iter().all(|&it| uses.last(it).is_none());
+        let reader = uses.last_in(store.state, store.section);
+        if let (true, true, Some(reader)) =
+            (unread, graph.nodes[node].section == store.section, reader)
+        {
+            let key = &mut keys[uses.position[node] as usize];
+            *key = (*key).max((reader, 1, node));
+        }
+    }
+    keys.sort();
+    keys.into_iter().map(|it| it.2).collect()
+}
+
+/// Who reads a value, and when. A position is an index into the program order.
+struct Uses {
+    /// Position of each node.
+    position: SecondaryMap<Node, u32>,
+    /// The last reader in each section.
+    last: SecondaryMap<Value, [Option<u32>; 4]>,
+    /// A collective reads it.
+    sent: SecondaryMap<Value, bool>,
+    /// It is a result of the program.
+    result: SecondaryMap<Value, bool>,
+    /// Sections at whose end it is stored.
+    stored: SecondaryMap<Value, SmallVec<[Section; 1]>>,
+    /// For a state, sections at whose end it is written.
+    written: SecondaryMap<Value, SmallVec<[Section; 2]>>,
+}
+
+impl Uses {
+    fn of(graph: &Graph, order: &[Node]) -> Uses {
+        let mut res = Uses {
+            position: SecondaryMap::new(),
+            last: SecondaryMap::new(),
+            sent: SecondaryMap::new(),
+            result: SecondaryMap::new(),
+            stored: SecondaryMap::new(),
+            written: SecondaryMap::new(),
+        };
+        for (&node, at) in order.iter().zip(0..) {
+            res.position[node] = at;
+            let data = &graph.nodes[node];
+            for &input in &data.inputs {
+                res.last[input][data.section as usize] = Some(at);
+                res.sent[input] |= matches!(data.op, Op::Collective(_));
+            }
+        }
+        graph.results.iter().for_each(|it| res.result[it.1] = true);
+        for store in &graph.stores {
+            res.stored[store.value].push(store.section);
+            res.written[store.state].push(store.section);
+        }
+        res
+    }
+
+    fn last_in(&self, value: Value, section: Section) -> Option<u32> {
+        self.last[value][section as usize]
+    }
+
+    fn last(&self, value: Value) -> Option<u32> {
+        self.last[value].iter().flatten().max().copied()
+    }
+
+    /// Nothing reads or writes this state.
+    fn is_dead(&self, state: Value) -> bool {
+        self.last(state).is_none()
+            && self.written[state].is_empty()
+            && self.stored[state].is_empty()
+            && !self.result[state]
+    }
+
+    fn read_after(&self, value: Value, section: Section) -> bool {
+        self.last[value][section as usize + 1..].iter().any(Option::is_some)
+    }
+}
+
+/// Values that are made in the buffer of a state.
+struct Homes {
+    of: SecondaryMap<Value, Option<Value>>,
+}
+
+impl Homes {
+    fn of(graph: &Graph, uses: &Uses) -> Homes {
+        let mut res = Homes { of: SecondaryMap::new() };
+        let mut stores: Vec<&Store> = graph.stores.iter().collect();
+        stores.sort_by_key(|it| it.section);
+        let mut tenants: SecondaryMap<Value, Vec<Value>> = SecondaryMap::new();
+        for &store in &stores {
+            if res.fits(graph, uses, &tenants[store.state], store) {
+                res.of[store.value] = Some(store.state);
+                tenants[store.state].push(store.value);
+            }
+        }
+        res
+    }
+
+    /// The state whose buffer `value` is in, if it is in one.
+    fn state(&self, graph: &Graph, value: Value) -> Option<Value> {
+        match graph.values[value].def {
+            Def::Param | Def::State => Some(value),
+            Def::Input => None,
+            Def::Result { .. } => self.of[value],
+        }
+    }
+
+    /// Whether `store.value` can be made in the buffer of its state, which held `tenants` before:
+    /// nothing may want the content before it later, or its own after the state is next written.
+    fn fits(
+        &self,
+        graph: &Graph,
+        uses: &Uses,
+        tenants: &[Value],
+        store: &Store,
+    ) -> bool {
+        let Store { state, value, section } = *store;
+        let Def::Result { node, index } = graph.values[value].def else { return false };
+        let (data, at) = (&graph.nodes[node], uses.position[node]);
+        let same = graph.ty(value) == graph.ty(state)
+            && graph.sharding(value) == graph.sharding(state)
+            && data.section == section
+            && self.of[value].is_none();
+        let in_place = data.inputs.iter().enumerate().all(|(operand, &it)| {
+            self.state(graph, it) != Some(state)
+                || data.op.in_place().contains(&(index as usize, operand))
+        });
+        let state_is_free = uses.last_in(state, section).is_none_or(|it| it <= at)
+            && !uses.stored[state].contains(&section);
+        let tenants_are_gone = tenants.iter().all(|&it| {
+            uses.last(it).is_none_or(|it| it <= at)
+                && !uses.result[it]
+                && uses.stored[it].iter().all(|&it| it < section)
+        });
+        let next = uses.written[state].iter().filter(|&&it| it > section).min();
+        let lives_long_enough = next.is_none_or(|&next| {
+            !uses.read_after(value, next)
+                && !uses.result[value]
+                && uses.stored[value].iter().all(|&it| it < next)
+        });
+        same && in_place && state_is_free && tenants_are_gone && lives_long_enough
+    }
+}
+
+struct Lowering<'a> {
+    graph: &'a Graph,
+    uses: &'a Uses,
+    homes: &'a Homes,
+    buffer_of: SecondaryMap<Value, Option<Buffer>>,
+    /// What everything is queued on.
+    compute: Stream,
+    plan: Plan,
+}
+
+impl Lowering<'_> {
+    /// Buffers of what the program starts with.
+    fn leaves(&mut self) {
+        for (value, data) in &self.graph.values {
+            let role = match data.def {
+                Def::Param => Role::Param,
+                Def::State if self.uses.is_dead(value) => continue,
+                Def::State => Role::State,
+                Def::Input => Role::Input,
+                Def::Result { .. } => continue,
+            };
+            self.make(value, role);
+        }
+    }
+
+    fn make(&mut self, value: Value, role: Role) -> Buffer {
+        let data = &self.graph.values[value];
+        let (name, ty) = (data.name.clone(), data.ty.clone());
+        let sharding = self.graph.sharding(value).clone();
+        let buffer = self.plan.buffers.push(BufferData { name, ty, sharding, role, offset: None });
+        self.buffer_of[value] = Some(buffer);
+        buffer
+    }
+
+    fn buffer(&self, value: Value) -> Buffer {
+        self.buffer_of[value].unwrap_or_else(|| {
+            panic!("`{}` is read before it is made", self.graph.values[value].name)
+        })
+    }
+
+    fn node(&mut self, node: Node, at: u32) {
+        let data = &self.graph.nodes[node];
+        let args = data.inputs.iter().map(|&it| self.buffer(it)).collect();
+        for (index, &result) in data.results.iter().enumerate() {
+            let home = self.homes.of[result].map(|it| self.buffer(it));
+            match home.or_else(|| self.dying_operand(data, index, at)) {
+                Some(buffer) => self.buffer_of[result] = Some(buffer),
+                None => {
+                    self.make(result, self.role(result, data.section));
+                }
+            }
+        }
+        let results = data.results.iter().map(|&it| self.buffer(it));
+        let instruction = match &data.op {
+            Op::Collective(it) => {
+                let inputs = data.inputs.iter().map(|&it| self.buffer(it));
+                let parts = inputs.zip(results).map(|(src, dst)| Part { src, dst }).collect();
+                let comm = self.comm(it.axes);
+                Instruction::Collective { kind: it.kind, comm, parts, stream: self.compute }
+            }
+            op => Instruction::Compute {
+                op: op.clone(),
+                args,
+                results: results.collect(),
+                stream: self.compute,
+            },
+        };
+        self.push(data.section, instruction);
+    }
+
+    /// What a value that no state holds is for.
+    fn role(&self, value: Value, section: Section) -> Role {
+        let section = plan_section(section);
+        let later = |it: Section| plan_section(it) > section;
+        let read = SECTIONS.iter().any(|&it| later(it) && self.uses.last_in(value, it).is_some());
+        let stored = self.uses.stored[value].iter().any(|&it| later(it));
+        if read || stored || self.uses.result[value] { Role::Carried } else { Role::Temp }
+    }
+
+    /// The buffer of a temporary operand that nothing reads after this node, where the op may make
+    /// its result in it. A buffer that a collective reads is left alone, so that nobody waits for it.
+    fn dying_operand(&self, data: &NodeData, index: usize, at: u32) -> Option<Buffer> {
+        let result = data.results[index];
+        let dies = |operand: usize| {
+            let value = data.inputs[operand];
+            let buffer = self.buffer(value);
+            let made_here = self.graph.producer(value).is_some_and(|it| {
+                plan_section(self.graph.nodes[it].section) == plan_section(data.section)
+            });
+            let read_once = data.inputs.iter().filter(|&&it| self.buffer(it) == buffer).count() == 1;
+            made_here
+                && read_once
+                && self.plan.buffers[buffer].role == Role::Temp
+                && self.uses.last(value) == Some(at)
+                && !self.uses.result[value]
+                && self.uses.stored[value].is_empty()
+                && !self.uses.sent[value]
+                && self.graph.ty(value) == self.graph.ty(result)
+                && self.graph.sharding(value) == self.graph.sharding(result)
+        };
+        if self.role(result, data.section) != Role::Temp {
+            return None;
+        }
+        let mut pairs = data.op.in_place().iter().filter(|it| it.0 == index);
+        pairs.find(|it| dies(it.1)).map(|it| self.buffer(data.inputs[it.1]))
+    }
+
+    fn comm(&mut self, axes: AxisSet) -> Comm {
+        let known = self.plan.comms.iter().find(|it| *it.1 == axes).map(|it| it.0);
+        known.unwrap_or_else(|| self.plan.comms.push(axes))
+    }
+
+    /// Writes the states of `section` whose next content was not made in their buffers. All of them
+    /// get what the others held before.
+    fn copies(&mut self, section: Section) {
+        let pending: Vec<Store> = self
+            .graph
+            .stores
+            .iter()
+            .filter(|it| it.section == section && self.homes.of[it.value] != Some(it.state))
+            .copied()
+            .collect();
+        let written: BTreeSet<Buffer> = pending.iter().map(|it| self.buffer(it.state)).collect();
+        let mut sources = Vec::new();
+        for store in &pending {
+            let mut src = self.buffer(store.value);
+            if written.contains(&src) {
+                let mut data = self.plan.buffers[src].clone();
+                data.name = format!("{}.old", data.name);
+                data.role = Role::Temp;
+                let dst = self.plan.buffers.push(data);
+                self.push(section, Instruction::Copy { src, dst, stream: self.compute });
+                src = dst;
+            }
+            sources.push(src);
+        }
+        for (store, src) in pending.iter().zip(sources) {
+            let dst = self.buffer(store.state);
+            self.push(section, Instruction::Copy { src, dst, stream: self.compute });
+        }
+    }
+
+    fn push(&mut self, section: Section, instruction: Instruction) {
+        self.plan.sections[plan_section(section) as usize].push(instruction);
+    }
+
+    fn finish(mut self) -> Plan {
+        let params = self.graph.params.iter().map(|it| PlanParam {
+            buffer: self.buffer(it.value),
+            init: it.init,
+            aliases: it.aliases.clone(),
+        });
+        self.plan.params = params.collect();
+        let results = self.graph.results.iter().map(|it| (it.0.clone(), self.buffer(it.1)));
+        self.plan.results = results.collect();
+        self.plan
+    }
+}

@@ -1,0 +1,67 @@
+//! `adam`: one step of Adam in which weight decay is a part of the gradient, in PyTorch's
+//! arithmetic. Otherwise as [`adamw`](super::adamw), with `g = g * scale + weight_decay * p`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ops::adamw::{AdamStep, adam_sample, infer_adam};
+use crate::ops::{
+    Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, View, ViewMut, is_default,
+};
+use crate::types::TensorType;
+
+/// See the [module docs](self). Operands: `p`, `m`, `v`, `g`, `scale`, `lr`, `step`; results: `p`,
+/// `m`, `v`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Adam {
+    /// Decay rate of the first moment.
+    pub beta1: Number,
+    /// Decay rate of the second moment.
+    pub beta2: Number,
+    /// Added to the root of the second moment; not 0, or padding would not stay zero.
+    pub eps: Number,
+    /// Decay, as a gradient.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub weight_decay: Number,
+}
+
+impl OpDef for Adam {
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
+        infer_adam(inputs)
+    }
+
+    fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
+        Factors::new("*, *, *, *, , , -> *, *, *", inputs, results)
+    }
+
+    fn reference<T: Real>(
+        &self,
+        inputs: &[View<'_, T>],
+        results: &mut [ViewMut<'_, T>],
+        _cx: &LocalCx<'_>,
+    ) {
+        let step = AdamStep::new([self.beta1, self.beta2, self.eps], inputs);
+        let decay = T::from_f64(self.weight_decay.0);
+        let [p, m, v] = results else { unreachable!("three results") };
+        let (p0, m0, v0, g) = (inputs[0].data, inputs[1].data, inputs[2].data, inputs[3].data);
+        for i in 0..p0.len() {
+            let g = g[i] * step.scale + decay * p0[i];
+            let fall;
+            (m.data[i], v.data[i], fall) = step.next(m0[i], v0[i], g);
+            p.data[i] = p0[i] - fall;
+        }
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(0, 0), (1, 1), (2, 2)]
+    }
+
+    fn samples() -> Vec<Sample> {
+        let op = Adam {
+            beta1: 0.9.into(),
+            beta2: 0.95.into(),
+            eps: 1e-8.into(),
+            weight_decay: 0.1.into(),
+        };
+        vec![adam_sample(op.clone(), &[4, 6]), adam_sample(op, &[5])]
+    }
+}

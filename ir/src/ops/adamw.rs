@@ -1,0 +1,133 @@
+//! `adamw`: one step of Adam with decoupled weight decay, in PyTorch's arithmetic.
+//!
+//! ```text
+//! g *= scale          p *= 1 - lr * weight_decay                      t = step, from 1
+//! m += (1 - beta1) * (g - m)                 v = beta2 * v + (1 - beta2) * g^2
+//! p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+use crate::ops::{
+    Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
+    is_default, same_shape, scalar,
+};
+use crate::types::TensorType;
+
+/// See the [module docs](self). Operands: `p`, `m`, `v`, `g`, `scale`, `lr`, `step`; results: `p`,
+/// `m`, `v`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AdamW {
+    /// Decay rate of the first moment.
+    pub beta1: Number,
+    /// Decay rate of the second moment.
+    pub beta2: Number,
+    /// Added to the root of the second moment; not 0, or padding would not stay zero.
+    pub eps: Number,
+    /// Decoupled decay.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub weight_decay: Number,
+}
+
+/// Checks the operands of an Adam.
+pub(crate) fn infer_adam(inputs: &[&TensorType]) -> Result<Types, TypeError> {
+    arity(inputs, 7)?;
+    for operand in &inputs[1..4] {
+        same_shape(inputs[0], operand)?;
+    }
+    for operand in 4..7 {
+        scalar(inputs, operand)?;
+    }
+    Ok(inputs[..3].iter().map(|&it| it.clone()).collect())
+}
+
+/// The numbers of one step of an Adam.
+pub(crate) struct AdamStep<T> {
+    /// Factor of gradients.
+    pub scale: T,
+    /// Weight of the gradient in the first moment.
+    pub weight1: T,
+    /// Weight of the moment in the second moment.
+    pub beta2: T,
+    /// Weight of the squared gradient in it.
+    pub weight2: T,
+    /// Learning rate over the first moment's bias.
+    pub rate: T,
+    /// Root of the second moment's bias.
+    pub root: T,
+    /// Added to the root of the second moment.
+    pub eps: T,
+}
+
+impl<T: Real> AdamStep<T> {
+    /// From the attributes, and the scalar operands of one of the Adams.
+    pub(crate) fn new([beta1, beta2, eps]: [Number; 3], inputs: &[View<'_, T>]) -> AdamStep<T> {
+        let number = |i: usize| inputs[i].data[0].to_f64();
+        let (scale, lr, step) = (number(4), number(5), number(6));
+        AdamStep {
+            scale: T::from_f64(scale),
+            weight1: T::from_f64(1.0 - beta1.0),
+            beta2: T::from_f64(beta2.0),
+            weight2: T::from_f64(1.0 - beta2.0),
+            rate: T::from_f64(lr / (1.0 - beta1.0.powf(step))),
+            root: T::from_f64((1.0 - beta2.0.powf(step)).sqrt()),
+            eps: T::from_f64(eps.0),
+        }
+    }
+
+    /// The next first and second moment for a gradient, and by how much the parameter falls.
+    pub(crate) fn next(&self, m: T, v: T, g: T) -> (T, T, T) {
+        let m = m + self.weight1 * (g - m);
+        let v = self.beta2 * v + self.weight2 * g * g;
+        (m, v, self.rate * m / (v.sqrt() / self.root + self.eps))
+    }
+}
+
+impl OpDef for AdamW {
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
+        infer_adam(inputs)
+    }
+
+    fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
+        Factors::new("*, *, *, *, , , -> *, *, *", inputs, results)
+    }
+
+    fn reference<T: Real>(
+        &self,
+        inputs: &[View<'_, T>],
+        results: &mut [ViewMut<'_, T>],
+        _cx: &LocalCx<'_>,
+    ) {
+        let step = AdamStep::new([self.beta1, self.beta2, self.eps], inputs);
+        let keep = T::from_f64(1.0 - inputs[5].data[0].to_f64() * self.weight_decay.0);
+        let [p, m, v] = results else { unreachable!("three results") };
+        let (p0, m0, v0, g) = (inputs[0].data, inputs[1].data, inputs[2].data, inputs[3].data);
+        for i in 0..p0.len() {
+            let fall;
+            (m.data[i], v.data[i], fall) = step.next(m0[i], v0[i], g[i] * step.scale);
+            p.data[i] = p0[i] * keep - fall;
+        }
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        &[(0, 0), (1, 1), (2, 2)]
+    }
+
+    fn samples() -> Vec<Sample> {
+        let op = AdamW {
+            beta1: 0.9.into(),
+            beta2: 0.95.into(),
+            eps: 1e-8.into(),
+            weight_decay: 0.1.into(),
+        };
+        vec![adam_sample(op.clone(), &[4, 6]), adam_sample(op, &[5])]
+    }
+}
+
+/// A sample of one of the Adams.
+pub(crate) fn adam_sample(op: impl OpDef, shape: &[u64]) -> Sample {
+    (4..7).fold(
+        Sample::floats(op, &[shape, shape, shape, shape, &[], &[], &[]]).fill(2, Values::Positive),
+        |sample, i| sample.fill(i, Values::Positive),
+    )
+}

@@ -1,0 +1,63 @@
+//! `clip_scale`: what gradients of the *summed* loss are multiplied with: one over the number of
+//! tokens, and less where the norm of the mean's gradient is over a limit.
+//!
+//! ```text
+//! grad_norm = sqrt(sumsq) / n                                    n = max(count, 1)
+//! scale = (1 / n) * min(1, max_norm / (grad_norm + 1e-6))        torch.nn.utils.clip_grad_norm_
+//! ```
+
+use serde::{Deserialize, Serialize};
+use smallvec::smallvec;
+
+use crate::ops::{
+    Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
+    scalar,
+};
+use crate::types::{DType, TensorType};
+
+/// See the [module docs](self). Operands: `sumsq`, `count`; results: `scale`, `grad_norm`; scalars.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ClipScale {
+    /// The limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_norm: Option<Number>,
+}
+
+impl OpDef for ClipScale {
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
+        arity(inputs, 2)?;
+        scalar(inputs, 0)?;
+        scalar(inputs, 1)?;
+        let res = TensorType::scalar(DType::F32);
+        Ok(smallvec![res.clone(), res])
+    }
+
+    fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
+        Factors::new(", -> ,", inputs, results)
+    }
+
+    fn reference<T: Real>(
+        &self,
+        inputs: &[View<'_, T>],
+        results: &mut [ViewMut<'_, T>],
+        _cx: &LocalCx<'_>,
+    ) {
+        let (sumsq, count) = (inputs[0].data[0].to_f64(), inputs[1].data[0].to_f64().max(1.0));
+        let norm = sumsq.sqrt() / count;
+        let ratio = self.max_norm.map_or(1.0, |it| it.0 / (norm + 1e-6));
+        // Written so that a norm that is no number gives a scale that is none.
+        let clip = if ratio > 1.0 { 1.0 } else { ratio };
+        results[0].data[0] = T::from_f64(clip / count);
+        results[1].data[0] = T::from_f64(norm);
+    }
+
+    fn samples() -> Vec<Sample> {
+        let sample = |max_norm: Option<f64>| {
+            Sample::floats(ClipScale { max_norm: max_norm.map(Number) }, &[&[], &[]])
+                .fill(0, Values::Positive)
+                .fill(1, Values::Positive)
+        };
+        vec![sample(None), sample(Some(0.5))]
+    }
+}

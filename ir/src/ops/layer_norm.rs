@@ -1,0 +1,86 @@
+//! `layer_norm`: each row minus its mean, over its deviation, times a weight, plus a bias.
+//!
+//! ```text
+//! mean[*] = mean(x[* d])        rstd[*] = 1 / sqrt(mean((x - mean)^2) + eps)
+//! y = (x - mean) * rstd * w + b, or * (1 + w) if zero-centred
+//! ```
+
+use serde::{Deserialize, Serialize};
+use smallvec::smallvec;
+
+use crate::ops::{
+    Factors, GradCx, GradError, Grads, LayerNormGrad, LocalCx, Number, OpDef, Real, Sample,
+    TypeError, Types, View, ViewMut, arity, floats, is_default, leading, ndim, ndim_at_least,
+    same_size,
+};
+use crate::types::{DType, TensorType};
+
+/// See the [module docs](self). Operands: `x`, `w`, `b`; results: `y`, `mean`, `rstd` (f32).
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct LayerNorm {
+    /// Added to the variance.
+    pub eps: Number,
+    /// The weight is stored minus one.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub zero_centered: bool,
+}
+
+impl OpDef for LayerNorm {
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
+        arity(inputs, 3)?;
+        let x = inputs[0];
+        floats(inputs, 0)?;
+        ndim_at_least(inputs, 0, 1, "at least 1 dim")?;
+        ndim(inputs, 1, 1, "1 dim")?;
+        ndim(inputs, 2, 1, "1 dim")?;
+        same_size("features and weights", x.shape[x.ndim() - 1], inputs[1].shape[0])?;
+        same_size("features and biases", x.shape[x.ndim() - 1], inputs[2].shape[0])?;
+        let per_row = TensorType { dtype: DType::F32, shape: leading(&x.shape) };
+        Ok(smallvec![x.clone(), per_row.clone(), per_row])
+    }
+
+    /// A padded row would become the bias.
+    fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
+        Factors::new("* d, d, d -> * d, *, *", inputs, results).whole("d").even("*")
+    }
+
+    fn reference<T: Real>(
+        &self,
+        inputs: &[View<'_, T>],
+        results: &mut [ViewMut<'_, T>],
+        _cx: &LocalCx<'_>,
+    ) {
+        let [x, w, b] = inputs else { unreachable!("three operands") };
+        let [y, mean, rstd] = results else { unreachable!("three results") };
+        let n = x.last().max(1);
+        let center = if self.zero_centered { T::one() } else { T::zero() };
+        let stats = mean.data.iter_mut().zip(rstd.data.iter_mut());
+        let rows = y.data.chunks_exact_mut(n).zip(x.data.chunks_exact(n));
+        for ((y, x), (mean, rstd)) in rows.zip(stats) {
+            let average = x.iter().map(|&it| it.to_f64()).sum::<f64>() / n as f64;
+            let squares: f64 = x.iter().map(|&it| (it.to_f64() - average).powi(2)).sum();
+            *mean = T::from_f64(average);
+            *rstd = T::from_f64(1.0 / (squares / n as f64 + self.eps.0).sqrt());
+            for j in 0..n {
+                y[j] = (x[j] - *mean) * *rstd * (w.data[j] + center) + b.data[j];
+            }
+        }
+    }
+
+    fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
+        let (dy, x, w) = (cx.only(0)?, cx.inputs[0], cx.inputs[1]);
+        let (mean, rstd) = (cx.results[1], cx.results[2]);
+        let op = LayerNormGrad { zero_centered: self.zero_centered, out: None };
+        let res = cx.ops(&[0, 1, 2], op, &[dy, x, w, mean, rstd])?;
+        Ok(res.into_iter().map(Some).collect())
+    }
+
+    fn samples() -> Vec<Sample> {
+        let op = LayerNorm { eps: 1e-5.into(), zero_centered: false };
+        let centered = LayerNorm { zero_centered: true, ..op.clone() };
+        vec![
+            Sample::floats(op, &[&[2, 4, 6], &[6], &[6]]),
+            Sample::floats(centered, &[&[4, 5], &[5], &[5]]),
+        ]
+    }
+}

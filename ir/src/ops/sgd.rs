@@ -1,0 +1,92 @@
+//! `sgd`: one step of gradient descent, with or without momentum, in PyTorch's arithmetic.
+//!
+//! ```text
+//! g = g * scale + weight_decay * p
+//! buf = momentum * buf + g, or g in step 1            p -= lr * buf, or lr * g without momentum
+//! ```
+
+use serde::{Deserialize, Serialize};
+
+use crate::ops::{
+    Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
+    is_default, same_shape, scalar,
+};
+use crate::types::TensorType;
+
+/// See the [module docs](self). Operands: `p`, `buf` if there is momentum, `g`, `scale`, `lr`,
+/// `step`; results: `p`, and `buf` if there is momentum.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Sgd {
+    /// Decay rate of the momentum buffer; none is kept at 0.
+    #[serde(skip_serializing_if = "is_default")]
+    pub momentum: Number,
+    /// Decay, as a gradient.
+    #[serde(skip_serializing_if = "is_default")]
+    pub weight_decay: Number,
+}
+
+impl Sgd {
+    /// How many tensors an update changes: the parameter, and the buffer if there is one.
+    fn n_states(&self) -> usize {
+        if self.momentum.0 == 0.0 { 1 } else { 2 }
+    }
+}
+
+impl OpDef for Sgd {
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
+        let n = self.n_states();
+        arity(inputs, n + 4)?;
+        for operand in &inputs[1..=n] {
+            same_shape(inputs[0], operand)?;
+        }
+        for operand in n + 1..n + 4 {
+            scalar(inputs, operand)?;
+        }
+        Ok(inputs[..n].iter().map(|&it| it.clone()).collect())
+    }
+
+    fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
+        let text = if self.n_states() == 1 { "*, *, , , -> *" } else { "*, *, *, , , -> *, *" };
+        Factors::new(text, inputs, results)
+    }
+
+    fn reference<T: Real>(
+        &self,
+        inputs: &[View<'_, T>],
+        results: &mut [ViewMut<'_, T>],
+        _cx: &LocalCx<'_>,
+    ) {
+        let n = self.n_states();
+        let [scale, lr, step] = [1, 2, 3].map(|it| inputs[n + it].data[0]);
+        let first = step.to_f64() < 1.5;
+        let (momentum, decay) = (T::from_f64(self.momentum.0), T::from_f64(self.weight_decay.0));
+        let (p0, g) = (inputs[0].data, inputs[n].data);
+        for i in 0..p0.len() {
+            let mut fall = g[i] * scale + decay * p0[i];
+            if n == 2 {
+                if !first {
+                    fall = momentum * inputs[1].data[i] + fall;
+                }
+                results[1].data[i] = fall;
+            }
+            results[0].data[i] = p0[i] - lr * fall;
+        }
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        if self.n_states() == 1 { &[(0, 0)] } else { &[(0, 0), (1, 1)] }
+    }
+
+    fn samples() -> Vec<Sample> {
+        let positive = |sample: Sample, from: usize| {
+            (from..from + 3).fold(sample, |sample, i| sample.fill(i, Values::Positive))
+        };
+        let plain = Sgd::default();
+        let heavy = Sgd { momentum: 0.9.into(), weight_decay: 0.1.into() };
+        vec![
+            positive(Sample::floats(plain, &[&[4, 6], &[4, 6], &[], &[], &[]]), 2),
+            positive(Sample::floats(heavy, &[&[5], &[5], &[5], &[], &[], &[]]), 3),
+        ]
+    }
+}

@@ -1,0 +1,142 @@
+//! `Summary`: what a plan costs, counted from the plan alone.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use smallvec::SmallVec;
+
+use crate::Shape;
+use crate::ops::CollectiveKind;
+use crate::placement::AxisSet;
+use crate::plan::{Buffer, Instruction, Plan, PlanSection};
+use crate::quant::AmaxGroup;
+
+/// See the [module docs](self). Bytes and operations are those of one rank and one step, all
+/// micro-batches included.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    /// Elements of all parameters, each once.
+    pub parameters: u64,
+    /// Floating point operations of GEMMs and attention; a multiply-add counts two.
+    pub flops: u64,
+    /// Bytes that survive a step: weights, optimizer states, inputs.
+    pub persistent_bytes: u64,
+    /// Bytes of temporaries at their peak.
+    pub step_bytes: u64,
+    /// Collectives by axes and kind.
+    pub collectives: Vec<CollectiveTotal>,
+    /// Weights by amax group.
+    pub amax_groups: Vec<AmaxTotal>,
+}
+
+/// Collectives of one kind over one set of axes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CollectiveTotal {
+    /// Names of the axes, as in `dp, tp`.
+    pub axes: String,
+    /// `all_gather`, `reduce_scatter`, ...
+    pub kind: &'static str,
+    /// Calls.
+    pub count: u64,
+    /// All-gather counts its output, the others their input.
+    pub bytes: u64,
+    /// Bytes that a rank sends in a ring: all-gather and reduce-scatter (g-1)/g of `bytes`,
+    /// all-reduce twice that, all-to-all (g-1)/g.
+    pub wire_bytes: u64,
+}
+
+/// Weights whose scale would be reduced over one set of axes.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AmaxTotal {
+    /// Names of the axes; empty for weights that are whole everywhere.
+    pub axes: String,
+    /// Number of weights of two or more dimensions.
+    pub weights: u64,
+}
+
+impl Summary {
+    /// Counts.
+    pub fn of(plan: &Plan) -> Summary {
+        let mut flops = 0;
+        let mut totals: BTreeMap<(AxisSet, CollectiveKind), [u64; 3]> = BTreeMap::new();
+        for section in [PlanSection::Step, PlanSection::Update] {
+            let times =
+                if section == PlanSection::Step { u64::from(plan.micro_batches) } else { 1 };
+            for instruction in plan.section(section) {
+                match instruction {
+                    Instruction::Compute { op, args, results, .. } => {
+                        let shapes = |it: &[Buffer]| -> SmallVec<[Shape; 4]> {
+                            it.iter().map(|&it| plan.local_shape(it)).collect()
+                        };
+                        let (args, results) = (shapes(args), shapes(results));
+                        let args: SmallVec<[&[u64]; 4]> = args.iter().map(|it| &it[..]).collect();
+                        let results: SmallVec<[&[u64]; 4]> =
+                            results.iter().map(|it| &it[..]).collect();
+                        flops += times * op.flops(&args, &results);
+                    }
+                    Instruction::Collective { kind, comm, parts, .. } if !kind.is_local() => {
+                        let axes = plan.comms[*comm];
+                        let counted = |it: &crate::plan::Part| match kind {
+                            CollectiveKind::AllGather => plan.local_bytes(it.dst),
+                            _ => plan.local_bytes(it.src),
+                        };
+                        let bytes: u64 = parts.iter().map(counted).sum();
+                        let total = totals.entry((axes, *kind)).or_default();
+                        total[0] += times;
+                        total[1] += times * bytes;
+                        total[2] += times * wire(*kind, bytes, plan.mesh.set_size(axes));
+                    }
+                    Instruction::Collective { .. }
+                    | Instruction::Copy { .. }
+                    | Instruction::Record { .. }
+                    | Instruction::Wait { .. } => (),
+                }
+            }
+        }
+        let collectives = totals.into_iter().map(|((axes, kind), [count, bytes, wire_bytes])| {
+            let axes = plan.mesh.names(axes);
+            CollectiveTotal { axes, kind: kind.name(), count, bytes, wire_bytes }
+        });
+        Summary {
+            parameters: plan.params.iter().map(|it| plan.buffers[it.buffer].ty.n_elements()).sum(),
+            flops,
+            persistent_bytes: plan.persistent_bytes,
+            step_bytes: plan.step_bytes,
+            collectives: collectives.collect(),
+            amax_groups: amax_groups(plan),
+        }
+    }
+
+    /// Bytes that one rank sends in a step.
+    pub fn wire_bytes(&self) -> u64 {
+        self.collectives.iter().map(|it| it.wire_bytes).sum()
+    }
+}
+
+/// Bytes that one rank sends when a ring of `group` ranks does it.
+fn wire(kind: CollectiveKind, bytes: u64, group: u64) -> u64 {
+    let others = |it: u64| (u128::from(it) * u128::from(group - 1) / u128::from(group)) as u64;
+    match kind {
+        CollectiveKind::AllGather | CollectiveKind::ReduceScatter(_) | CollectiveKind::AllToAll => {
+            others(bytes)
+        }
+        CollectiveKind::AllReduce(_) => 2 * others(bytes),
+        CollectiveKind::Permute => bytes,
+        CollectiveKind::Slice | CollectiveKind::ToPartial(_) => 0,
+    }
+}
+
+fn amax_groups(plan: &Plan) -> Vec<AmaxTotal> {
+    let mut totals: BTreeMap<AmaxGroup, u64> = BTreeMap::new();
+    for param in &plan.params {
+        let data = &plan.buffers[param.buffer];
+        if data.ty.ndim() >= 2 {
+            *totals.entry(AmaxGroup::of(&data.sharding, plan.weight_mesh)).or_default() += 1;
+        }
+    }
+    let total = |(group, weights): (AmaxGroup, u64)| AmaxTotal {
+        axes: plan.mesh.names(group.axes()),
+        weights,
+    };
+    totals.into_iter().map(total).collect()
+}

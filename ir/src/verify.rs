@@ -1,0 +1,68 @@
+//! The verifier: what a program promises in its phase, checked after every pass.
+//!
+//! An error here is a bug of ours, never the user's. All errors are collected, each with its place, the
+//! offending line and a sentence. [`graph`] and [`plan`] list the invariants.
+//!
+//! Identical layers make identical checks, so each distinct (op, types, shardings) is checked once.
+
+pub mod graph;
+mod op;
+pub mod plan;
+
+use std::fmt;
+
+use crate::graph::{Name, Section};
+use crate::plan::PlanSection;
+
+/// A broken invariant.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{place}: {}{message}", prefix(.context))]
+pub struct VerifyError {
+    /// Where.
+    pub place: Place,
+    /// The line of the program that is at fault; empty if it is none.
+    pub context: String,
+    /// What is wrong.
+    pub message: String,
+}
+
+fn prefix(context: &str) -> String {
+    if context.is_empty() { String::new() } else { format!("`{context}`: ") }
+}
+
+/// Where an invariant is broken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// Not at one place.
+    Program,
+    /// At this position of [`crate::Graph::order`].
+    Node {
+        /// The node's section.
+        section: Section,
+        /// The position.
+        index: usize,
+    },
+    /// At a value of a graph.
+    Value(Name),
+    /// At an instruction of a plan.
+    Instruction {
+        /// The section.
+        section: PlanSection,
+        /// Index in the section.
+        index: usize,
+    },
+    /// At a buffer of a plan.
+    Buffer(Name),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Program => f.write_str("program"),
+            Place::Node { section, index } => write!(f, "{section:?} node {index}"),
+            Place::Value(name) => write!(f, "value %{name}"),
+            Place::Instruction { section, index } => write!(f, "{} {index}", section.name()),
+            Place::Buffer(name) => write!(f, "buffer %{name}"),
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Checks of one op on operands and results of given types and shardings, each made once.
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::ops::{CollectiveKind, Op, Types};
+use crate::placement::{self, AxisSet, Mesh, Sharding, StepKind};
+use crate::types::TensorType;
+
+/// A type and a sharding, interned.
+pub(super) type Class = u32;
+
+/// What checks know already.
+pub(super) struct Checker<'a> {
+    mesh: &'a Mesh,
+    /// Attributes of ops are local.
+    local: bool,
+    classes: Vec<ClassData<'a>>,
+    class_of: FxHashMap<(&'a TensorType, &'a Sharding), Class>,
+    ops: FxHashMap<OpKey<'a>, Vec<String>>,
+    parts: FxHashMap<(CollectiveKind, AxisSet, Class, Class), Option<String>>,
+}
+
+struct ClassData<'a> {
+    ty: &'a TensorType,
+    sharding: &'a Sharding,
+    local: TensorType,
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct OpKey<'a> {
+    op: &'a Op,
+    inputs: SmallVec<[Class; 4]>,
+    results: SmallVec<[Class; 4]>,
+}
+
+impl<'a> Checker<'a> {
+    /// Nothing is known. Where `attributes` are local, ops are those of phase `Local`.
+    pub(super) fn new(mesh: &'a Mesh, attributes: Attributes) -> Checker<'a> {
+        Checker {
+            mesh,
+            local: attributes == Attributes::Local,
+            classes: Vec::new(),
+            class_of: FxHashMap::default(),
+            ops: FxHashMap::default(),
+            parts: FxHashMap::default(),
+        }
+    }
+
+    /// Interns a type with a valid sharding.
+    pub(super) fn class(
+        &mut self,
+        ty: &'a TensorType,
+        sharding: &'a Sharding,
+    ) -> Result<Class, placement::PlacementError> {
+        if let Some(&class) = self.class_of.get(&(ty, sharding)) {
+            return Ok(class);
+        }
+        sharding.validate(&ty.shape, self.mesh)?;
+        let shape = sharding.local_shape(&ty.shape, self.mesh);
+        let class = self.classes.len() as Class;
+        let local = TensorType { dtype: ty.dtype, shape };
+        self.classes.push(ClassData { ty, sharding, local });
+        self.class_of.insert((ty, sharding), class);
+        Ok(class)
+    }
+
+    /// Bytes of one rank's part.
+    pub(super) fn local_bytes(&self, class: Class) -> u64 {
+        self.classes[class as usize].local.bytes()
+    }
+
+    /// What is wrong with a use of `op`, which is no collective.
+    pub(super) fn op(&mut self, op: &'a Op, inputs: &[Class], results: &[Class]) -> &[String] {
+        let (inputs, results) = (SmallVec::from_slice(inputs), SmallVec::from_slice(results));
+        let key = OpKey { op, inputs, results };
+        if !self.ops.contains_key(&key) {
+            let verdict = self.check(&key);
+            let key = OpKey { op, inputs: key.inputs.clone(), results: key.results.clone() };
+            self.ops.insert(key, verdict);
+        }
+        &self.ops[&key]
+    }
+
+    /// What is wrong with one part of a collective.
+    pub(super) fn part(
+        &mut self,
+        kind: CollectiveKind,
+        axes: AxisSet,
+        from: Class,
+        to: Class,
+    ) -> Option<&str> {
+        if !self.parts.contains_key(&(kind, axes, from, to)) {
+            let verdict = self.check_part(kind, axes, from, to);
+            self.parts.insert((kind, axes, from, to), verdict);
+        }
+        self.parts[&(kind, axes, from, to)].as_deref()
+    }
+
+    fn check(&self, key: &OpKey<'_>) -> Vec<String> {
+        let mut errors = Vec::new();
+        let all = |of: &[Class]| -> SmallVec<[&ClassData<'_>; 4]> {
+            of.iter().map(|&it| &self.classes[it as usize]).collect()
+        };
+        let (inputs, results) = (all(&key.inputs), all(&key.results));
+        let global = match self.local {
+            // Sizes of results say which op this was before it was made local.
+            true => {
+                errors.extend(infer_error(key.op, &inputs, &results, |it| &it.local, "on one rank, "));
+                let shapes: SmallVec<[&[u64]; 4]> =
+                    results.iter().map(|it| it.ty.shape.as_slice()).collect();
+                key.op.localize(&shapes)
+            }
+            false => None,
+        };
+        let op = global.as_ref().unwrap_or(key.op);
+        if let Some(error) = infer_error(op, &inputs, &results, |it| it.ty, "") {
+            errors.push(error);
+            return errors;
+        }
+        if !matches!(op, Op::Reshard(_)) {
+            errors.extend(self.placement_errors(op, &inputs, &results));
+        }
+        errors
+    }
+
+    /// Whether operands meet, and make results sharded as they say.
+    fn placement_errors(
+        &self,
+        op: &Op,
+        inputs: &[&ClassData<'_>],
+        results: &[&ClassData<'_>],
+    ) -> Vec<String> {
+        let input_types: SmallVec<[&TensorType; 4]> = inputs.iter().map(|it| it.ty).collect();
+        let result_types: SmallVec<[&TensorType; 4]> = results.iter().map(|it| it.ty).collect();
+        let factors = op.factors(&input_types, &result_types);
+        let shardings: SmallVec<[&Sharding; 4]> = inputs.iter().map(|it| it.sharding).collect();
+        let mut assignment = match factors.assign(&shardings, self.mesh) {
+            Ok(it) => it,
+            Err(conflict) => return vec![conflict.to_string()],
+        };
+        // What only results have is theirs to choose; that it is only theirs is seen below.
+        for (dims, result) in factors.results.iter().zip(results) {
+            factors.adopt(&mut assignment, dims, result.sharding, self.mesh);
+        }
+        let mut errors = Vec::new();
+        let mut expect = |what: &str, index: usize, made: Option<Sharding>, found: &Sharding| {
+            if made.as_ref() != Some(found) {
+                let show = |it: &Sharding| it.display(self.mesh).to_string();
+                let made = made.as_ref().map_or("no layout".to_string(), show);
+                let found = show(found);
+                errors.push(format!("{what} {index} is {found}, where the op has it as {made}"));
+            }
+        };
+        for (i, input) in inputs.iter().enumerate() {
+            expect("operand", i, factors.input(i, &assignment, self.mesh), input.sharding);
+        }
+        for (i, result) in results.iter().enumerate() {
+            expect("result", i, factors.result(i, &assignment, self.mesh), result.sharding);
+        }
+        errors
+    }
+
+    fn check_part(
+        &self,
+        kind: CollectiveKind,
+        axes: AxisSet,
+        from: Class,
+        to: Class,
+    ) -> Option<String> {
+        let (from, to) = (&self.classes[from as usize], &self.classes[to as usize]);
+        if from.ty != to.ty {
+            return Some(format!("moves {} to {}", from.ty, to.ty));
+        }
+        let step = placement::classify(from.sharding, to.sharding, &from.ty.shape, self.mesh);
+        let show = |it: &Sharding| it.display(self.mesh).to_string();
+        let (was, is) = (show(from.sharding), show(to.sharding));
+        let Some(step) = step else { return Some(format!("no one step leads from {was} to {is}")) };
+        let expected = (kind_of(step), step.axes());
+        if expected == (kind, axes) {
+            return None;
+        }
+        let (kind, axes) = (expected.0, self.mesh.names(expected.1));
+        Some(format!("{was} to {is} is {kind} over ({axes})"))
+    }
+}
+
+/// Whose sizes the attributes of ops mention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attributes {
+    /// Those of global tensors.
+    Global,
+    /// Those of one rank's parts.
+    Local,
+}
+
+/// What is wrong with the types of an op's operands and results.
+fn infer_error<'a, 'b>(
+    op: &Op,
+    inputs: &[&'b ClassData<'a>],
+    results: &[&'b ClassData<'a>],
+    ty: impl Fn(&'b ClassData<'a>) -> &'b TensorType,
+    on: &str,
+) -> Option<String> {
+    let inputs: SmallVec<[&TensorType; 4]> = inputs.iter().map(|it| ty(it)).collect();
+    types_error(op, &inputs, results.iter().map(|it| ty(it)), on)
+}
+
+/// Whether `op` makes these results of these operands; `on` says where, for the message.
+pub(super) fn types_error<'b>(
+    op: &Op,
+    inputs: &[&TensorType],
+    results: impl Iterator<Item = &'b TensorType>,
+    on: &str,
+) -> Option<String> {
+    let made = match op.infer(inputs) {
+        Ok(it) => it,
+        Err(error) => return Some(format!("{on}{error}")),
+    };
+    let results: Types = results.cloned().collect();
+    let show = |it: &[TensorType]| {
+        it.iter().map(|it| it.to_string()).collect::<Vec<_>>().join(", ")
+    };
+    (made != results).then(|| format!("{on}makes {}, not {}", show(&made), show(&results)))
+}
+
+/// How a communication library does a step.
+fn kind_of(step: StepKind) -> CollectiveKind {
+    match step {
+        StepKind::AllGather { .. } => CollectiveKind::AllGather,
+        StepKind::ReduceScatter { op, .. } => CollectiveKind::ReduceScatter(op),
+        StepKind::AllReduce { op, .. } => CollectiveKind::AllReduce(op),
+        StepKind::AllToAll { .. } => CollectiveKind::AllToAll,
+        StepKind::Permute { .. } => CollectiveKind::Permute,
+        StepKind::Slice { .. } => CollectiveKind::Slice,
+        StepKind::ToPartial { op, .. } => CollectiveKind::ToPartial(op),
+    }
+}

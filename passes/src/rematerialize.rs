@@ -1,0 +1,147 @@
+//! `rematerialize`: computes again in the backward pass what is too large to keep until then.
+//!
+//! Two policies, one mechanism. Gathered weights of a unit with `reshard_after_forward` are gathered
+//! again; activations of a checkpointed unit are computed again from what entered it, by clones of
+//! the very nodes that made them, collectives and their axes included. A clone is placed in front of
+//! the first backward node that needs it.
+//!
+//! ```text
+//! forward:   %w.full = all_gather(dp) %w          forward:   %w.full = all_gather(dp) %w
+//! backward:  %dx = matmul %dy, %w.full            backward:  %w.full.again = all_gather(dp) %w
+//!                                                            %dx = matmul %dy, %w.full.again
+//! ```
+
+use cranelift_entity::SecondaryMap;
+use ir::graph::{Checkpoint, Def, Name, NewNode};
+use ir::ops::OpKind;
+use ir::{Builder, Graph, Node, Op, Phase, Section, TensorType, Value};
+use smallvec::SmallVec;
+
+use crate::{Pass, PassError};
+
+/// See the [module docs](self).
+pub struct Rematerialize;
+
+impl Pass<Graph> for Rematerialize {
+    fn name(&self) -> &'static str {
+        "rematerialize"
+    }
+
+    fn phases(&self) -> (Phase, Phase) {
+        (Phase::Explicit, Phase::Explicit)
+    }
+
+    fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
+        let again = again(graph);
+        let order = std::mem::take(&mut graph.order);
+        let mut clones = Clones { builder: Builder::new(graph), again, of: SecondaryMap::new() };
+        for node in order {
+            if clones.builder.graph.nodes[node].section == Section::Backward {
+                for i in 0..clones.builder.graph.nodes[node].inputs.len() {
+                    let input = clones.builder.graph.nodes[node].inputs[i];
+                    clones.builder.graph.nodes[node].inputs[i] = clones.value(input);
+                }
+            }
+            clones.builder.graph.order.push(node);
+        }
+        Ok(())
+    }
+}
+
+/// Forward nodes whose results are not kept for the backward pass.
+fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
+    let mut res = SecondaryMap::new();
+    let mut gathered: SecondaryMap<Value, bool> = SecondaryMap::new();
+    for &node in &graph.order {
+        let data = &graph.nodes[node];
+        if data.section != Section::Forward {
+            continue;
+        }
+        let scope = &graph.scopes[data.scope];
+        let is_weight = |value: Value| match graph.values[value].def {
+            Def::Param | Def::State => true,
+            Def::Input => false,
+            Def::Result { .. } => gathered[value],
+        };
+        let gather =
+            matches!(data.op, Op::Collective(_)) && data.inputs.iter().all(|&it| is_weight(it));
+        res[node] = if gather {
+            data.results.iter().for_each(|&it| gathered[it] = true);
+            scope.reshard_after_forward
+        } else {
+            match &scope.checkpoint {
+                Checkpoint::None => false,
+                Checkpoint::Full => true,
+                Checkpoint::Selective(kept) => !kept.iter().any(|it| it == name(&data.op)),
+            }
+        };
+    }
+    res
+}
+
+/// What a selective policy calls an op: its text name, or that of the kind of collective.
+fn name(op: &Op) -> &'static str {
+    match op {
+        Op::Collective(it) => it.kind.name(),
+        other => OpKind::name(other.kind()),
+    }
+}
+
+struct Clones<'a> {
+    builder: Builder<'a>,
+    again: SecondaryMap<Node, bool>,
+    /// The clone of each value, once made.
+    of: SecondaryMap<Value, Option<Value>>,
+}
+
+impl Clones<'_> {
+    /// What the backward pass reads for `value`. Producers are cloned first; a chain of producers is
+    /// as deep as a unit is long, so it is walked with a stack of its own.
+    fn value(&mut self, value: Value) -> Value {
+        let mut stack: SmallVec<[Value; 16]> = SmallVec::from_slice(&[value]);
+        while let Some(&top) = stack.last() {
+            let Some(node) = self.cloned(top) else {
+                stack.pop();
+                continue;
+            };
+            let open: SmallVec<[Value; 4]> = {
+                let inputs = self.builder.graph.nodes[node].inputs.iter();
+                inputs.copied().filter(|&it| self.cloned(it).is_some()).collect()
+            };
+            if open.is_empty() {
+                self.clone_node(node);
+                stack.pop();
+            } else {
+                stack.extend(open);
+            }
+        }
+        self.of[value].unwrap_or(value)
+    }
+
+    /// The producer of `value`, if it still has to be cloned.
+    fn cloned(&self, value: Value) -> Option<Node> {
+        let node = self.builder.graph.producer(value)?;
+        (self.again[node] && self.of[value].is_none()).then_some(node)
+    }
+
+    fn clone_node(&mut self, node: Node) {
+        let data = self.builder.graph.nodes[node].clone();
+        let inputs: SmallVec<[Value; 4]> =
+            data.inputs.iter().map(|&it| self.of[it].unwrap_or(it)).collect();
+        let mut results: SmallVec<[(Name, TensorType); 2]> = SmallVec::new();
+        for &result in &data.results {
+            let name = format!("{}.again", self.builder.graph.values[result].name);
+            results.push((self.builder.unique(&name), self.builder.graph.ty(result).clone()));
+        }
+        let (section, scope) = (Section::Backward, data.scope);
+        let new = NewNode { op: data.op, inputs: &inputs, results: &results, section, scope };
+        let new = self.builder.graph.add_node(new);
+        for (i, &old) in data.results.iter().enumerate() {
+            let clone = self.builder.graph.nodes[new].results[i];
+            self.builder.graph.values[clone].sharding =
+                self.builder.graph.values[old].sharding.clone();
+            self.of[old] = Some(clone);
+        }
+        self.builder.graph.order.push(new);
+    }
+}

@@ -1,0 +1,338 @@
+//! `schedule-overlap`: lets communication run while the rank computes.
+//!
+//! Collectives move to a stream of their communicator, and the program is issued in a new order:
+//!
+//! ```text
+//! before                            after
+//! s0: %w0.full = all_gather %w0     s1: %w0.full = all_gather %w0
+//! s0: %h0 = matmul %x, %w0.full     s1: %w1.full = all_gather %w1      while s0 uses %w0.full
+//! s0: %w1.full = all_gather %w1     s0: %h0 = matmul %x, %w0.full
+//! s0: %h1 = matmul %h0, %w1.full    s0: %h1 = matmul %h0, %w1.full
+//! ```
+//!
+//! * A gather of what is there from the start (weights) is issued before the first use of the gather
+//!   `prefetch` ahead of it on its communicator, and no earlier, so that gathered weights do not pile up.
+//! * Another gather may be issued before the first use of the collective ahead of it.
+//! * A reduction is issued as soon as its operands are there. What only serves to store its result (a
+//!   cast, an accumulation) is issued when `in_flight` more reductions have been, so that the compute
+//!   stream need not wait for it.
+//! * A collective starts when everything that was issued to the compute stream before it is done: what
+//!   a unit no longer needs is then free for the weights of the next but one.
+//!
+//! The order is a walk of the dependency graph by these wishes. Events are then recorded only where a
+//! vector clock shows that one stream does not know of the other yet.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use cranelift_entity::{EntityRef, SecondaryMap};
+use ir::Phase;
+use ir::ops::CollectiveKind;
+use ir::plan::{
+    Buffer, Clocks, Comm, Event, Instruction, Plan, PlanSection, Stream, StreamKind,
+};
+use petgraph::Direction;
+use petgraph::graph::{DiGraph, NodeIndex};
+use petgraph::visit::EdgeRef;
+use smallvec::SmallVec;
+
+use crate::{Pass, PassError};
+
+/// See the [module docs](self).
+#[derive(Debug, Clone, Copy)]
+pub struct ScheduleOverlap {
+    /// How many gathers are issued before the first of them is used. 0: none is issued early.
+    pub prefetch: usize,
+    /// How many reductions are issued before the result of the first of them is used.
+    pub in_flight: usize,
+}
+
+impl Default for ScheduleOverlap {
+    fn default() -> ScheduleOverlap {
+        ScheduleOverlap { prefetch: 1, in_flight: 1 }
+    }
+}
+
+impl Pass<Plan> for ScheduleOverlap {
+    fn name(&self) -> &'static str {
+        "schedule-overlap"
+    }
+
+    fn phases(&self) -> (Phase, Phase) {
+        (Phase::Lowered, Phase::Scheduled)
+    }
+
+    fn run(&self, plan: &mut Plan) -> Result<(), PassError> {
+        assign_streams(plan);
+        for section in PlanSection::ALL {
+            let instructions = std::mem::take(&mut plan.sections[section as usize]);
+            let dependencies = dependencies(&instructions);
+            let order = self.order(&instructions, &dependencies);
+            plan.sections[section as usize] = issue(plan, instructions, &dependencies, &order);
+        }
+        plan.phase = Phase::Scheduled;
+        Ok(())
+    }
+}
+
+/// Gives each communicator that moves data a stream, and its collectives to that.
+fn assign_streams(plan: &mut Plan) {
+    let mut of: SecondaryMap<Comm, Option<Stream>> = SecondaryMap::new();
+    let collectives = plan.sections.iter().flatten().filter_map(comm);
+    let mut comms: Vec<Comm> = collectives.collect();
+    comms.sort();
+    comms.dedup();
+    for comm in comms {
+        of[comm] = Some(plan.streams.push(StreamKind::Comm));
+    }
+    for instruction in plan.sections.iter_mut().flatten() {
+        let comm = comm(instruction);
+        if let Instruction::Collective { stream, .. } = instruction {
+            *stream = comm.and_then(|it| of[it]).unwrap_or(*stream);
+        }
+    }
+}
+
+/// The communicator on which an instruction moves data.
+fn comm(instruction: &Instruction) -> Option<Comm> {
+    match instruction {
+        Instruction::Collective { kind, comm, .. } if !kind.is_local() => Some(*comm),
+        Instruction::Collective { .. }
+        | Instruction::Compute { .. }
+        | Instruction::Copy { .. }
+        | Instruction::Record { .. }
+        | Instruction::Wait { .. } => None,
+    }
+}
+
+/// Why an instruction comes after another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hazard {
+    /// It reads what the other wrote.
+    Flow,
+    /// It overwrites what the other read or wrote.
+    Reuse,
+}
+
+/// Nodes are instructions of a section by their index; an edge leads to what must come later.
+type Dependencies = DiGraph<(), Hazard>;
+
+fn dependencies(instructions: &[Instruction]) -> Dependencies {
+    #[derive(Default, Clone)]
+    struct Last {
+        write: Option<NodeIndex>,
+        reads: SmallVec<[NodeIndex; 4]>,
+    }
+    let mut res = Dependencies::with_capacity(instructions.len(), 3 * instructions.len());
+    let mut last: SecondaryMap<Buffer, Last> = SecondaryMap::new();
+    for instruction in instructions {
+        let node = res.add_node(());
+        let link = |res: &mut Dependencies, from: NodeIndex, hazard| {
+            if from != node {
+                res.add_edge(from, node, hazard);
+            }
+        };
+        for buffer in instruction.reads() {
+            let last = &mut last[buffer];
+            last.write.into_iter().for_each(|it| link(&mut res, it, Hazard::Flow));
+            last.reads.push(node);
+        }
+        for buffer in instruction.writes() {
+            let last = &mut last[buffer];
+            let reads = std::mem::take(&mut last.reads);
+            let before = last.write.replace(node).into_iter().chain(reads);
+            before.for_each(|it| link(&mut res, it, Hazard::Reuse));
+        }
+    }
+    res
+}
+
+/// When an instruction is to be issued: at a point of program order.
+type Key = (u32, Side, u32);
+
+/// Where, at that point. The last part of a key is its own place in program order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Side {
+    Before,
+    At,
+    After,
+}
+
+impl ScheduleOverlap {
+    /// The order in which instructions are issued.
+    fn order(&self, instructions: &[Instruction], dependencies: &Dependencies) -> Vec<NodeIndex> {
+        let mut keys = self.collective_keys(instructions, dependencies);
+        self.delay_stores(instructions, dependencies, &mut keys);
+        let n_before = |node| dependencies.edges_directed(node, Direction::Incoming).count();
+        let mut missing: Vec<usize> = dependencies.node_indices().map(n_before).collect();
+        let ready = dependencies.node_indices().filter(|it| missing[it.index()] == 0);
+        let mut heap: BinaryHeap<Reverse<(Key, NodeIndex)>> =
+            ready.map(|it| Reverse((keys[it.index()], it))).collect();
+        let mut res = Vec::with_capacity(instructions.len());
+        while let Some(Reverse((_, node))) = heap.pop() {
+            res.push(node);
+            for next in dependencies.neighbors(node) {
+                missing[next.index()] -= 1;
+                if missing[next.index()] == 0 {
+                    heap.push(Reverse((keys[next.index()], next)));
+                }
+            }
+        }
+        res
+    }
+
+    /// Keys that let collectives start early; everything else stays where it is.
+    fn collective_keys(&self, instructions: &[Instruction], dependencies: &Dependencies) -> Vec<Key> {
+        let mut keys: Vec<Key> = (0..instructions.len() as u32).map(|it| (it, Side::At, it)).collect();
+        let mut of_comm: SecondaryMap<Comm, Chain> = SecondaryMap::new();
+        for (index, instruction) in instructions.iter().enumerate() {
+            let (Some(comm), Instruction::Collective { kind, .. }) = (comm(instruction), instruction)
+            else {
+                continue;
+            };
+            let node = NodeIndex::new(index);
+            let chain = &mut of_comm[comm];
+            let before = dependencies.neighbors_directed(node, Direction::Incoming);
+            let operands = before.map(|it| keys[it.index()].0).max();
+            let first_use = first_use(dependencies, node).unwrap_or(index as u32);
+            let wish = match operands {
+                None if *kind == CollectiveKind::AllGather && self.prefetch > 0 => {
+                    let ahead = chain.gathers.len().checked_sub(self.prefetch);
+                    let wish = ahead.map_or(0, |it| chain.gathers[it]).max(chain.last_gather);
+                    chain.gathers.push(first_use);
+                    chain.last_gather = wish;
+                    (wish, Side::Before, index as u32)
+                }
+                None => keys[index],
+                Some(operands) if kind.reduce().is_some() => (operands, Side::After, index as u32),
+                Some(operands) => {
+                    let ahead = (chain.first_use, Side::Before, index as u32);
+                    ahead.max((operands, Side::After, index as u32))
+                }
+            };
+            keys[index] = keys[index].min(wish);
+            chain.first_use = first_use;
+        }
+        keys
+    }
+
+    /// Delays what only serves to store the result of a reduction.
+    fn delay_stores(&self, instructions: &[Instruction], dependencies: &Dependencies, keys: &mut [Key]) {
+        let mut served: SecondaryMap<Comm, Vec<u32>> = SecondaryMap::new();
+        let mut horizon: Vec<Option<(Comm, usize)>> = vec![None; instructions.len()];
+        for (index, instruction) in instructions.iter().enumerate() {
+            let (Some(comm), Instruction::Collective { kind, .. }) = (comm(instruction), instruction)
+            else {
+                continue;
+            };
+            if kind.reduce().is_some() {
+                horizon[index] = Some((comm, served[comm].len()));
+                served[comm].push(keys[index].0);
+            }
+        }
+        let mut serves_only = vec![false; instructions.len()];
+        for (index, instruction) in instructions.iter().enumerate().rev() {
+            let mut readers = dependencies.neighbors(NodeIndex::new(index));
+            serves_only[index] = comm(instruction).is_none() && readers.all(|it| serves_only[it.index()]);
+        }
+        let mut until: Vec<u32> = vec![0; instructions.len()];
+        for index in (0..instructions.len()).filter(|&it| serves_only[it]) {
+            let node = NodeIndex::new(index);
+            let flows = dependencies.edges_directed(node, Direction::Incoming);
+            let flows = flows.filter(|it| *it.weight() == Hazard::Flow).map(|it| it.source().index());
+            let latest = flows.map(|it| match horizon[it] {
+                Some((comm, nth)) => {
+                    served[comm].get(nth + self.in_flight).copied().unwrap_or(u32::MAX)
+                }
+                None => until[it],
+            });
+            until[index] = latest.max().unwrap_or(0);
+            keys[index] = keys[index].max((until[index], Side::After, index as u32));
+        }
+    }
+}
+
+/// Collectives of one communicator so far.
+#[derive(Debug, Clone, Default)]
+struct Chain {
+    /// First use of each gather of what is there from the start.
+    gathers: Vec<u32>,
+    /// Where the last of these is issued.
+    last_gather: u32,
+    /// First use of the last collective.
+    first_use: u32,
+}
+
+/// The first instruction, in program order, that reads what `node` makes.
+fn first_use(dependencies: &Dependencies, node: NodeIndex) -> Option<u32> {
+    let uses = dependencies.edges(node).filter(|it| *it.weight() == Hazard::Flow);
+    uses.map(|it| it.target().index() as u32).min()
+}
+
+/// The instructions in this order, with the events that make it safe.
+fn issue(
+    plan: &mut Plan,
+    instructions: Vec<Instruction>,
+    dependencies: &Dependencies,
+    order: &[NodeIndex],
+) -> Vec<Instruction> {
+    let waits = waits(plan, &instructions, dependencies, order);
+    let mut wanted = vec![false; instructions.len()];
+    waits.iter().flatten().for_each(|&it| wanted[it as usize] = true);
+    let mut event_of: Vec<Option<Event>> = vec![None; instructions.len()];
+    let mut instructions: Vec<Option<Instruction>> = instructions.into_iter().map(Some).collect();
+    let mut res = Vec::with_capacity(instructions.len() * 3 / 2);
+    for (&node, waits) in order.iter().zip(&waits) {
+        let instruction = instructions[node.index()].take().expect("each is issued once");
+        let stream = instruction.stream();
+        for &other in waits {
+            let event = event_of[other as usize].expect("what is waited for was issued before");
+            res.push(Instruction::Wait { event, stream });
+        }
+        res.push(instruction);
+        if wanted[node.index()] {
+            let event = Event::new(plan.events as usize);
+            plan.events += 1;
+            event_of[node.index()] = Some(event);
+            res.push(Instruction::Record { event, stream });
+        }
+    }
+    res
+}
+
+/// For each instruction in issue order, those that its stream must wait for.
+fn waits(
+    plan: &Plan,
+    instructions: &[Instruction],
+    dependencies: &Dependencies,
+    order: &[NodeIndex],
+) -> Vec<SmallVec<[u32; 2]>> {
+    let mut clocks = Clocks::new(plan.streams.len(), instructions.len() as u32);
+    let mut issued: Vec<(usize, u32)> = vec![(0, 0); instructions.len()];
+    let mut last_compute: Option<usize> = None;
+    let mut res = Vec::with_capacity(order.len());
+    for (at, &node) in order.iter().enumerate() {
+        let instruction = &instructions[node.index()];
+        let stream = instruction.stream();
+        let before = dependencies.neighbors_directed(node, Direction::Incoming);
+        let mut before: SmallVec<[usize; 8]> = before.map(|it| it.index()).collect();
+        if comm(instruction).is_some() {
+            before.extend(last_compute);
+        } else {
+            last_compute = Some(node.index());
+        }
+        // The latest first: it knows of most others.
+        before.sort_by_key(|&it| Reverse(issued[it].0));
+        let mut waits = SmallVec::new();
+        for other in before {
+            if !clocks.saw(stream, instructions[other].stream(), issued[other].1) {
+                clocks.wait(Event::new(other), stream);
+                waits.push(other as u32);
+            }
+        }
+        res.push(waits);
+        issued[node.index()] = (at, clocks.run(stream));
+        clocks.record(Event::new(node.index()), stream);
+    }
+    res
+}

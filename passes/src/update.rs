@@ -1,0 +1,203 @@
+//! `update`: accumulates gradients over micro-batches, and adds the optimizer's step.
+//!
+//! Gradients are those of the *summed* loss, so that every token counts the same however tokens are
+//! spread over ranks and micro-batches; one factor, clipping and the number of tokens in it, scales
+//! all of them in the update. States are named as in PyTorch: `NAME.exp_avg`, `NAME.exp_avg_sq`.
+
+use ir::graph::{Def, Optimizer, Store};
+use ir::ops::{Adam, AdamW, Add, Cast, ClipScale, Div, Reshard, Sgd, SumSquares, ZerosLike};
+use ir::placement::{AxisSet, ReduceOp, Sharding};
+use ir::{BuildError, Builder, DType, Graph, Phase, Section, TensorType, Value};
+
+use crate::{Pass, PassError};
+
+/// See the [module docs](self).
+pub struct Update;
+
+impl Pass<Graph> for Update {
+    fn name(&self) -> &'static str {
+        "update"
+    }
+
+    fn phases(&self) -> (Phase, Phase) {
+        (Phase::Logical, Phase::Logical)
+    }
+
+    fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
+        let named = |name: &str| graph.results.iter().find(|it| it.0 == name).map(|it| it.1);
+        let (Some(loss_sum), Some(count)) = (named("loss_sum"), named("loss_count")) else {
+            return Ok(());
+        };
+        let mut builder = Builder::new(graph);
+        emit(&mut builder, loss_sum, count).map_err(|it| PassError::Failed {
+            code: "PL0302",
+            message: it.to_string(),
+            subject: Some(it.name),
+        })
+    }
+}
+
+fn emit(builder: &mut Builder<'_>, loss_sum: Value, count: Value) -> Result<(), BuildError> {
+    let loss_sum = accumulate(builder, loss_sum)?;
+    let count = accumulate(builder, count)?;
+    let trained: Vec<usize> = (0..builder.graph.params.len())
+        .filter(|&it| builder.graph.params[it].grad.is_some())
+        .collect();
+    for &index in &trained {
+        builder.scope = builder.graph.params[index].scope;
+        let grad = gradient(builder, index)?;
+        builder.graph.params[index].grad = grad;
+    }
+    builder.section = Section::Update;
+    builder.scope = builder.graph.scopes.keys().next().expect("a graph has a root scope");
+    let loss = builder.op("loss", Div {}, &[loss_sum, count])?;
+    let scalar = TensorType::scalar(DType::F32);
+    let inputs = [("lr", ()), ("step", ())].map(|(name, ())| {
+        let value = builder.leaf(name, scalar.clone(), Def::Input);
+        builder.pin(value, Sharding::replicated(0));
+        value
+    });
+    builder.graph.results = vec![("loss".to_string(), loss)];
+    if trained.is_empty() {
+        return Ok(());
+    }
+    let mut squares = Vec::new();
+    for &index in &trained {
+        let grad = builder.graph.params[index].grad.expect("it is trained");
+        let name =
+            format!("{}.sumsq", builder.graph.values[builder.graph.params[index].value].name);
+        squares.push(builder.op(&name, SumSquares {}, &[grad])?);
+    }
+    let total = builder.op("grad_sumsq", Add {}, &squares)?;
+    let clip = ClipScale { max_norm: builder.graph.training.clip_norm.map(Into::into) };
+    let scaled = builder.ops(&["grad_scale", "grad_norm"], clip, &[total, count])?;
+    builder.graph.results.push(("grad_norm".to_string(), scaled[1]));
+    for &index in &trained {
+        builder.scope = builder.graph.params[index].scope;
+        step(builder, index, [scaled[0], inputs[0], inputs[1]])?;
+    }
+    Ok(())
+}
+
+/// The value that `Update` reads for `value` of a micro-batch: itself, or the sum over all of them.
+fn accumulate(builder: &mut Builder<'_>, value: Value) -> Result<Value, BuildError> {
+    if builder.graph.micro_batches == 1 {
+        return Ok(value);
+    }
+    let name = format!("{}.acc", builder.graph.values[value].name);
+    let ty = builder.graph.ty(value).clone();
+    let state = builder.leaf(&name, ty, Def::State);
+    builder.graph.values[state].like = Some(value);
+    builder.section = Section::Backward;
+    let sum = builder.op(&format!("{name}.next"), Add {}, &[state, value])?;
+    builder.graph.stores.push(Store { state, value: sum, section: Section::Backward });
+    builder.section = Section::Update;
+    let zeros = builder.op(&format!("{name}.zero"), ZerosLike {}, &[state])?;
+    builder.graph.stores.push(Store { state, value: zeros, section: Section::Update });
+    Ok(state)
+}
+
+/// The gradient of a parameter over all micro-batches, f32, laid out like the master weight.
+fn gradient(builder: &mut Builder<'_>, index: usize) -> Result<Option<Value>, BuildError> {
+    let param = builder.graph.params[index].clone();
+    let Some(mut grad) = param.grad else { return Ok(None) };
+    let name = format!("{}.grad", builder.graph.values[param.value].name);
+    builder.section = Section::Backward;
+    reduce_replicas_last(builder.graph, grad);
+    if builder.graph.ty(grad).dtype != DType::F32 {
+        let like = builder.graph.values[grad].clone();
+        grad = builder.op(&format!("{name}.f32"), Cast { to: DType::F32 }, &[grad])?;
+        if let (true, Some(sharding)) = (like.pinned, like.sharding) {
+            builder.pin(grad, sharding);
+        }
+    }
+    grad = accumulate(builder, grad)?;
+    builder.section = Section::Update;
+    let storage = builder.graph.values[param.value].sharding.clone();
+    if builder.graph.micro_batches == 1 {
+        return Ok(Some(grad));
+    }
+    grad = builder.op(&name, Reshard::default(), &[grad])?;
+    if let Some(storage) = storage {
+        builder.pin(grad, storage);
+    }
+    Ok(Some(grad))
+}
+
+/// Leaves a gradient that is accumulated a sum over data-parallel axes on which the parameter is
+/// replicated (HSDP): that reduction is needed once a step, in the update.
+fn reduce_replicas_last(graph: &mut Graph, grad: Value) {
+    if graph.micro_batches == 1 || !graph.values[grad].pinned {
+        return;
+    }
+    let inputs = graph.values.values().filter(|it| it.def == Def::Input);
+    let batch_axes: AxisSet = inputs
+        .filter_map(|it| it.sharding.as_ref()?.dims.first())
+        .flat_map(|it| it.axes().collect::<Vec<_>>())
+        .collect();
+    if let Some(sharding) = &mut graph.values[grad].sharding {
+        let replicas = batch_axes.minus(sharding.sharded_axes());
+        if !replicas.is_empty() {
+            *sharding = sharding.with_partial(ReduceOp::Sum, replicas);
+        }
+    }
+}
+
+/// The optimizer's ops for one parameter; `scalars` are grad_scale, lr and step.
+fn step(builder: &mut Builder<'_>, index: usize, scalars: [Value; 3]) -> Result<(), BuildError> {
+    let param = builder.graph.params[index].clone();
+    let weight = param.value;
+    let grad = param.grad.expect("only trained parameters are stepped");
+    let name = builder.graph.values[weight].name.clone();
+    let decay = |it: f64| if param.decay { it.into() } else { 0.0.into() };
+    let mut states = Vec::new();
+    let mut state = |builder: &mut Builder<'_>, suffix: &str| {
+        let ty = builder.graph.ty(weight).with_dtype(DType::F32);
+        let value = builder.leaf(&format!("{name}.{suffix}"), ty, Def::State);
+        if let Some(sharding) = builder.graph.values[weight].sharding.clone() {
+            builder.pin(value, sharding);
+        }
+        states.push((value, format!("{name}.{suffix}.next")));
+        value
+    };
+    let [scale, lr, t] = scalars;
+    let next = format!("{name}.next");
+    let results = match builder.graph.training.optimizer {
+        Optimizer::AdamW { betas, eps, weight_decay } => {
+            let (m, v) = (state(builder, "exp_avg"), state(builder, "exp_avg_sq"));
+            let (beta1, beta2, eps) = (betas.0.into(), betas.1.into(), eps.into());
+            let op = AdamW { beta1, beta2, eps, weight_decay: decay(weight_decay) };
+            let names = [next.as_str(), &states[0].1, &states[1].1];
+            builder.ops(&names, op, &[weight, m, v, grad, scale, lr, t])?
+        }
+        Optimizer::Adam { betas, eps, weight_decay } => {
+            let (m, v) = (state(builder, "exp_avg"), state(builder, "exp_avg_sq"));
+            let (beta1, beta2, eps) = (betas.0.into(), betas.1.into(), eps.into());
+            let op = Adam { beta1, beta2, eps, weight_decay: decay(weight_decay) };
+            let names = [next.as_str(), &states[0].1, &states[1].1];
+            builder.ops(&names, op, &[weight, m, v, grad, scale, lr, t])?
+        }
+        Optimizer::Sgd { momentum, weight_decay } if momentum == 0.0 => {
+            let op = Sgd { momentum: 0.0.into(), weight_decay: decay(weight_decay) };
+            builder.ops(&[&next], op, &[weight, grad, scale, lr, t])?
+        }
+        Optimizer::Sgd { momentum, weight_decay } => {
+            let buffer = state(builder, "momentum_buffer");
+            let op = Sgd { momentum: momentum.into(), weight_decay: decay(weight_decay) };
+            let names = [next.as_str(), &states[0].1];
+            builder.ops(&names, op, &[weight, buffer, grad, scale, lr, t])?
+        }
+    };
+    let section = Section::Update;
+    builder.graph.stores.push(Store { state: weight, value: results[0], section });
+    for ((state, _), &value) in states.iter().zip(&results[1..]) {
+        builder.graph.stores.push(Store { state: *state, value, section });
+    }
+    if param.compute != weight {
+        let to = builder.graph.ty(param.compute).dtype;
+        let name = format!("{}.next", builder.graph.values[param.compute].name);
+        let value = builder.op(&name, Cast { to }, &[results[0]])?;
+        builder.graph.stores.push(Store { state: param.compute, value, section });
+    }
+    Ok(())
+}
