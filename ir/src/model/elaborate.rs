@@ -288,10 +288,15 @@ impl<'a> Cx<'a> {
         join(&self.scope_path, name).into_owned()
     }
 
-    /// An error at the module at hand, at `field` of it.
+    /// Where `field` of the module at hand is.
+    pub fn here(&self, field: &str) -> At {
+        let dot = if field.is_empty() { "" } else { "." };
+        At::Path(format!("{}{dot}{field}", self.path))
+    }
+
+    /// An error at `field` of the module at hand.
     pub fn error(&self, field: &str, problem: Problem) -> ModelError {
-        let path = if field.is_empty() { self.path.clone() } else { format!("{}.{field}", self.path) };
-        problem.at(At::Path(path))
+        problem.at(self.here(field))
     }
 
     /// An error of an op, at the module at hand.
@@ -353,7 +358,8 @@ impl<'a> Cx<'a> {
             let dtype = self.ty(*value).dtype;
             if self.model.precision.cast_inputs && dtype.is_float() && dtype != to {
                 let name = format!("{}.{}", self.builder.graph.values[*value].name, to);
-                *value = self.builder.op(&name, Cast { to }, &[*value]).map_err(|it| self.failed(it))?;
+                *value =
+                    self.builder.op(&name, Cast { to }, &[*value]).map_err(|it| self.failed(it))?;
             }
         }
         Ok(res)
@@ -380,7 +386,8 @@ impl<'a> Cx<'a> {
                     size,
                     axis: self.tp.name.clone(),
                     axis_size: self.tp.size,
-                    fix: "use a sequence that it divides, or `sequence_parallel: false`".to_string(),
+                    fix: "use a sequence that it divides, or `sequence_parallel: false`"
+                        .to_string(),
                 };
                 return Err(problem.at(At::Path("sequence".into())));
             }
@@ -400,7 +407,9 @@ impl<'a> Cx<'a> {
             tensor: self.title(),
             what: what.to_string(),
             size,
-            fix: format!("use a size that {axis_size} divides, or a mesh whose `{axis}` divides {size}"),
+            fix: format!(
+                "use a size that {axis_size} divides, or a mesh whose `{axis}` divides {size}"
+            ),
             axis,
             axis_size,
         };
