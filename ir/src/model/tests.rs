@@ -291,6 +291,22 @@ fn schema_errors_point_at_the_word() {
 }
 
 #[test]
+fn errors_about_words_and_types() {
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, checkpoint: Selective([\"attnetion\"]),",
+        "1",
+        "PL0105: unknown op `attnetion`\nat: Selective\nhelp: did you mean `attention`?",
+    );
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, precision: (compute: i32),",
+        "1",
+        "PL0216: precision.compute is i32, and must be f32 or bf16\nat: i32",
+    );
+}
+
+#[test]
 fn errors_about_axes() {
     check_error(
         "sequence: 32,",
@@ -569,7 +585,10 @@ fn the_documentation_is_complete() {
     };
     let check = |words: &[String], of: &str| {
         for word in words {
-            assert!(docs.contains(&format!("`{word}`")), "`{word}` of {of} is not in docs/model.md");
+            assert!(
+                docs.contains(&format!("`{word}`")),
+                "`{word}` of {of} is not in docs/model.md"
+            );
         }
     };
     check(&known("(zz: 1)"), "Model");
