@@ -1,6 +1,17 @@
 //! From a graph to a plan: the pipeline, and the step between the two.
 
 mod lower;
+#[cfg(test)]
+mod tests;
+
+use std::time::{Duration, Instant};
+
+use ir::plan::Plan;
+use ir::{Graph, Phase};
+use passes::{
+    Autodiff, BatchCollectives, Cse, Dce, Dump, InsertCollectives, Localize, PassError, PassManager,
+    PlanMemory, PropagateShardings, Rematerialize, ScheduleOverlap, Update,
+};
 
 use std::time::{Duration, Instant};
 
