@@ -385,7 +385,7 @@ pub fn describe(plan: &Plan, section: ir::plan::PlanSection, index: usize) -> St
     use ir::plan::Instruction;
     let Some(instruction) = plan.section(section).get(index) else { return String::new() };
     let what = match instruction {
-        Instruction::Compute { op, .. } => op.name(),
+        Instruction::Compute { op, .. } => op.kind().name(),
         Instruction::Collective { kind, .. } => kind.name(),
         Instruction::Copy { .. } => "copy",
         Instruction::Record { .. } => "record",

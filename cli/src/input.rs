@@ -91,8 +91,8 @@ impl File<'_> {
 
     fn is_program(&self) -> bool {
         let name = self.path.extension().and_then(|it| it.to_str()).unwrap_or_default();
-        let lines = self.text.lines().map(str::trim_start);
-        let first = lines.filter(|it| !it.is_empty() && !it.starts_with(';')).next();
+        let mut lines = self.text.lines().map(str::trim_start);
+        let first = lines.find(|it| !it.is_empty() && !it.starts_with(';'));
         let starts = first.is_some_and(|it| it.starts_with("graph ") || it.starts_with("plan "));
         starts || matches!(name, "plan" | "ir")
     }
@@ -172,12 +172,15 @@ impl File<'_> {
 
 /// Splits `path=value`.
 fn overrides(args: &[String]) -> Outcome<Vec<(&str, &str)>> {
-    let split = |it: &'_ String| match it.split_once('=') {
+    args.iter().map(|it| split(it)).collect()
+}
+
+fn split(arg: &str) -> Outcome<(&str, &str)> {
+    match arg.split_once('=') {
         Some((path, value)) => Ok((path.trim(), value.trim())),
-        None => Err(Failure::new("PL0609", format!("`--set {it}` has no `=`"))
+        None => Err(Failure::new("PL0609", format!("`--set {arg}` has no `=`"))
             .help("write `--set path=value`, as in `--set precision.compute=bf16`")),
-    };
-    args.iter().map(split).collect()
+    }
 }
 
 /// What the system says, without its error number.
