@@ -438,12 +438,17 @@ fn bind_part(
         return Ok(BoundPart { src: part.src, dst: part.dst, reduce, terms: Vec::new() });
     }
     let moved = if kind.is_local() { AxisSet::EMPTY } else { axes.minus(reduced) };
+    // Ranks that differ over a moved axis hold different elements, so that none comes twice.
+    let copies = moved.minus(from.sharded_axes());
+    if plan.mesh.set_size(copies) > 1 {
+        return Err(format!("gathers {names} from ranks that hold the same"));
+    }
     let terms: Vec<Term> = plan
         .mesh
         .group_of(reduced, coord)
         .map(|it| bind_term(plan, (axes, moved), part, &it, coord))
         .collect::<Option<_>>()
-        .ok_or_else(|| format!("does not find all of {names} in its group exactly once"))?;
+        .ok_or_else(|| format!("does not find all of {names} in its group"))?;
     Ok(BoundPart { src: part.src, dst: part.dst, reduce, terms })
 }
 

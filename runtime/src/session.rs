@@ -100,6 +100,7 @@ type Job = Box<dyn FnOnce(&mut Rank) + Send>;
 struct Rank {
     plan: Arc<Plan>,
     bound: Arc<BoundPlan>,
+    world: Arc<World>,
     backend: Box<dyn Backend>,
 }
 
@@ -174,6 +175,7 @@ impl Session {
 
     /// The second part: runs `step` on one of the plan's micro-batches of a global batch.
     pub fn micro_batch(&self, batch: &Batch, step: u64, index: u32) -> Result<(), RunError> {
+        batch.check(&self.plan.run)?;
         let parts = [("tokens", &batch.tokens), ("labels", &batch.labels)];
         let mut writes: Vec<(Buffer, Vec<i32>)> = Vec::new();
         for (name, values) in parts {
@@ -221,16 +223,32 @@ impl Session {
     /// The global value of a buffer that outlives a section, reduced where it is partial.
     pub fn read(&self, name: &str) -> Result<Tensor<f32>, RunError> {
         let buffer = self.persistent(name)?;
-        let locals = self.on_all(move |rank| {
-            let data = &rank.plan.buffers[buffer];
-            // Of equal copies, the first.
-            let copies = data.sharding.replicated_axes(&rank.plan.mesh);
-            match rank.plan.mesh.index_in(copies, &rank.bound.coord) {
-                0 => rank.floats(buffer).map(Some),
-                _ => Ok(None),
-            }
+        let op = self.plan.buffers[buffer].sharding.partial.map(|it| it.0);
+        let mut data = self.gather(buffer, Rank::floats, |a: f32, b| match op {
+            None | Some(ReduceOp::Sum | ReduceOp::Avg) => a + b,
+            Some(ReduceOp::Max) => a.max(b),
+            Some(ReduceOp::Min) => a.min(b),
         })?;
-        Ok(self.gather(buffer, &locals))
+        let data_of = &self.plan.buffers[buffer];
+        if op == Some(ReduceOp::Avg) {
+            let n = self.plan.mesh.set_size(data_of.sharding.partial_axes()) as f32;
+            data.iter_mut().for_each(|it| *it /= n);
+        }
+        let shape = data_of.ty.shape.iter().map(|&it| it as usize).collect();
+        Ok(Tensor { shape, data })
+    }
+
+    /// As [`Session::read`], for integers, which stay exact.
+    pub fn read_integers(&self, name: &str) -> Result<Vec<i32>, RunError> {
+        let buffer = self.persistent(name)?;
+        if self.plan.buffers[buffer].ty.dtype == DType::I32 {
+            return self.gather(buffer, Rank::integers, |_, b| b);
+        }
+        let values = self.read(name)?.data;
+        match values.iter().find(|it| it.fract() != 0.0) {
+            Some(&value) => Err(RunError::NotInteger { buffer: name.to_string(), value }),
+            None => Ok(values.iter().map(|&it| it as i32).collect()),
+        }
     }
 
     /// Replaces the value of a buffer that outlives a section, from row-major global elements.
@@ -265,35 +283,34 @@ impl Session {
         }
     }
 
-    /// The global tensor, from what each rank holds; ranks with a copy of another's give `None`.
-    fn gather(&self, buffer: Buffer, locals: &[Option<Vec<f32>>]) -> Tensor<f32> {
+    /// The global tensor, from what each rank holds; what several hold is combined in rank order.
+    fn gather<T: Copy + Default + Send + 'static>(
+        &self,
+        buffer: Buffer,
+        read: fn(&Rank, Buffer) -> Result<Vec<T>, RunError>,
+        combine: impl Fn(T, T) -> T,
+    ) -> Result<Vec<T>, RunError> {
+        let locals = self.on_all(move |rank| {
+            let mesh = &rank.plan.mesh;
+            // Of equal copies, the first.
+            let copies = rank.plan.buffers[buffer].sharding.replicated_axes(mesh);
+            let first = mesh.index_in(copies, &rank.bound.coord) == 0;
+            first.then(|| read(rank, buffer)).transpose()
+        })?;
         let (plan, data) = (&*self.plan, &self.plan.buffers[buffer]);
-        let shape: Vec<usize> = data.ty.shape.iter().map(|&it| it as usize).collect();
-        let mut res: Tensor<f32> = Tensor::zeros(&shape);
-        let mut written = vec![false; res.data.len()];
         let local_shape = plan.local_shape(buffer);
-        let op = data.sharding.partial.map_or(ReduceOp::Sum, |it| it.0);
-        for (rank, local) in locals.iter().enumerate() {
+        let mut res: Vec<Option<T>> = vec![None; data.ty.n_elements() as usize];
+        for (coord, local) in plan.mesh.coords().zip(&locals) {
             let Some(local) = local else { continue };
-            let runs = held(plan, buffer, &plan.mesh.coord_of(rank as u64));
+            let runs = held(plan, buffer, &coord);
             for_each_copy(&data.ty.shape, &local_shape, &runs, |global, at, len| {
-                let (global, at) = (global as usize, at as usize);
-                for i in 0..len as usize {
-                    let (to, value) = (&mut res.data[global + i], local[at + i]);
-                    *to = match (std::mem::replace(&mut written[global + i], true), op) {
-                        (false, _) => value,
-                        (true, ReduceOp::Sum | ReduceOp::Avg) => *to + value,
-                        (true, ReduceOp::Max) => to.max(value),
-                        (true, ReduceOp::Min) => to.min(value),
-                    };
+                let (global, at, len) = (global as usize, at as usize, len as usize);
+                for (to, &value) in res[global..global + len].iter_mut().zip(&local[at..at + len]) {
+                    *to = Some(to.map_or(value, |it| combine(it, value)));
                 }
             });
         }
-        if op == ReduceOp::Avg {
-            let n = plan.mesh.set_size(data.sharding.partial_axes()) as f32;
-            res.data.iter_mut().for_each(|it| *it /= n);
-        }
-        res
+        Ok(res.into_iter().map(Option::unwrap_or_default).collect())
     }
 
     /// Starts the threads; what they send when they are bound comes through the receiver.
@@ -338,9 +355,9 @@ impl Session {
         let job = Arc::new(job);
         let (done, results) = channel();
         for rank in &self.ranks {
-            let (job, done, world) = (job.clone(), done.clone(), self.world.clone());
+            let (job, done) = (job.clone(), done.clone());
             let guarded: Job = Box::new(move |rank| {
-                let result = guard(&world, rank, |rank| job(rank));
+                let result = guard(rank, |rank| job(rank));
                 // The session waits for all ranks, so the receiver is there.
                 let _ = done.send((rank.bound.rank, result));
             });
@@ -399,8 +416,8 @@ fn rank_main(
             return;
         }
     };
-    let backend = Box::new(CpuBackend::new(bound.clone(), world, options));
-    let mut state = Rank { plan, bound, backend };
+    let backend = Box::new(CpuBackend::new(bound.clone(), world.clone(), options));
+    let mut state = Rank { plan, bound, world, backend };
     let _ = done.send((rank, Some(())));
     while let Ok(job) = jobs.recv() {
         job(&mut state);
@@ -408,17 +425,13 @@ fn rank_main(
 }
 
 /// Runs a job; an error or a panic ends all ranks.
-fn guard<R>(
-    world: &World,
-    rank: &mut Rank,
-    job: impl FnOnce(&mut Rank) -> Result<R, RunError>,
-) -> Option<R> {
+fn guard<R>(rank: &mut Rank, job: impl FnOnce(&mut Rank) -> Result<R, RunError>) -> Option<R> {
     let result = catch_unwind(AssertUnwindSafe(|| job(rank)));
     match result.unwrap_or_else(|it| Err(panic_error(&*it))) {
         Ok(it) => Some(it),
         Err(RunError::Stopped) => None,
         Err(error) => {
-            world.fail(rank.blame(error));
+            rank.world.fail(rank.blame(error));
             None
         }
     }
@@ -527,11 +540,17 @@ impl Rank {
                 raw.convert_to_f32_slice(&mut res);
             }
             DType::I32 => {
-                let mut raw = vec![0i32; bound.len];
-                self.backend.read(buffer, cast_slice_mut(&mut raw))?;
+                let raw = self.integers(buffer)?;
                 res.iter_mut().zip(raw).for_each(|(res, it)| *res = it as f32);
             }
         }
+        Ok(res)
+    }
+
+    /// As [`Rank::floats`], of an integer buffer.
+    fn integers(&self, buffer: Buffer) -> Result<Vec<i32>, RunError> {
+        let mut res = vec![0; self.bound.buffers[buffer].len];
+        self.backend.read(buffer, cast_slice_mut(&mut res))?;
         Ok(res)
     }
 }
@@ -575,4 +594,107 @@ fn physical_memory() -> Option<u64> {
     let line = text.lines().find_map(|it| it.strip_prefix("MemTotal:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use cranelift_entity::PrimaryMap;
+    use ir::Phase;
+    use ir::TensorType;
+    use ir::ops::CollectiveKind;
+    use ir::placement::{Mesh, Sharding};
+    use ir::plan::{BufferData, Instruction, Part, StreamKind};
+    use ir::run::Run;
+    use smallvec::smallvec;
+
+    use super::*;
+
+    /// One all-gather over eight ranks.
+    fn gather() -> Session {
+        let mesh = Mesh::new(&[("dp", 2), ("tp", 4)]);
+        let mut plan = Plan {
+            name: "gather".to_string(),
+            weight_mesh: mesh.all(),
+            phase: Phase::Planned,
+            micro_batches: 1,
+            comms: PrimaryMap::new(),
+            streams: PrimaryMap::new(),
+            events: 0,
+            buffers: PrimaryMap::new(),
+            sections: Default::default(),
+            persistent_bytes: 64,
+            step_bytes: 0,
+            params: Vec::new(),
+            results: Vec::new(),
+            run: Run::default(),
+            mesh,
+        };
+        let mut buffer = |sharding: &str, offset| {
+            plan.buffers.push(BufferData {
+                name: sharding.to_string(),
+                ty: TensorType::new(DType::F32, &[8]),
+                sharding: Sharding::parse(sharding, &plan.mesh).expect("a sharding"),
+                role: Role::Carried,
+                offset: Some(offset),
+            })
+        };
+        let part = Part { src: buffer("[dp.tp]", 0), dst: buffer("[_]", 8) };
+        let stream = plan.streams.push(StreamKind::Comm);
+        let comm = plan.comms.push(plan.mesh.all());
+        let kind = CollectiveKind::AllGather;
+        let call = Instruction::Collective { kind, comm, parts: smallvec![part], stream };
+        plan.sections[PlanSection::Step as usize].push(call);
+        Session::new(&plan, &SessionOptions::default()).expect("starts")
+    }
+
+    /// A panic on one rank, while the others wait for it: all end, and it is the one that is named.
+    #[test]
+    fn a_panic_on_one_rank_ends_all() {
+        for bad in 0..8 {
+            let session = gather();
+            let job = move |rank: &mut Rank| {
+                assert!(rank.bound.rank != bad, "rank {bad} goes wrong");
+                rank.run(PlanSection::Step)
+            };
+            let error = session.on_all(job).expect_err("one rank fails");
+            let coord = format!("dp={}, tp={}", bad / 4, bad % 4);
+            assert_eq!(
+                error.to_string(),
+                format!("rank {bad} ({coord}), between sections: panicked: rank {bad} goes wrong")
+            );
+            assert_eq!(session.prepare(), Err(error));
+        }
+    }
+
+    /// A rank that leaves out a collective would pair it with the next one of the others.
+    #[test]
+    fn ranks_that_come_to_different_collectives_are_told() {
+        let session = gather();
+        let job = |rank: &mut Rank| {
+            let index = usize::from(rank.bound.rank == 5);
+            let at = bind::At { section: PlanSection::Step, index };
+            let place = {
+                let (comm, group) = rank.bound.groups.iter().next().expect("a group");
+                (comm, group.id, group.index)
+            };
+            rank.world.exchange(place, at, Arc::default()).map(|_| ())
+        };
+        let error = session.on_all(job).expect_err("they differ");
+        assert_eq!(error.code(), "PL0512", "{error}");
+    }
+
+    #[test]
+    fn dropout_seeds_differ_and_are_carried_by_f32() {
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..4 {
+            for step in 1..20 {
+                for micro_batch in 0..4 {
+                    let it = dropout_seed(seed, step, micro_batch);
+                    assert!(it < 1 << 24);
+                    seen.insert(it);
+                }
+            }
+        }
+        assert!(seen.len() >= 4 * 19 * 4 - 2, "{} of 304", seen.len());
+    }
 }

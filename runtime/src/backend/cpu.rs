@@ -488,3 +488,97 @@ fn split_mix(state: &mut u64) -> u64 {
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)
 }
+
+#[cfg(test)]
+mod tests {
+    use smallvec::smallvec;
+
+    use super::*;
+
+    fn buffer(shape: &[usize], extents: &[usize]) -> BoundBuffer {
+        BoundBuffer {
+            name: "x".to_string(),
+            dtype: DType::F32,
+            shape: shape.into(),
+            extents: extents.into(),
+            len: shape.iter().product(),
+            arena: Arena::Step,
+            offset: 0,
+        }
+    }
+
+    #[test]
+    fn an_element_that_is_not_written_is_found() {
+        let x = buffer(&[3], &[3]);
+        assert_eq!(check_written(&x, &[0.0, f32::NAN, 1.0]), Ok(()));
+        let error = RunError::Unwritten { buffer: "x".to_string(), element: 1 };
+        assert_eq!(check_written(&x, &[0.0, POISON, 1.0]), Err(error));
+    }
+
+    #[test]
+    fn padding_is_what_lies_beyond_the_extent_of_any_dim() {
+        let x = buffer(&[2, 3], &[1, 2]);
+        assert_eq!(check_padding(&x, &[1.0, 2.0, 0.0, 0.0, f32::NAN, 0.0]), Ok(()));
+        for element in [2, 3, 4, 5] {
+            let mut values = [1.0, 2.0, 0.0, 0.0, 0.0, 0.0];
+            values[element] = -1.0;
+            let error = RunError::Padding { buffer: "x".to_string(), element, value: -1.0 };
+            assert_eq!(check_padding(&x, &values), Err(error));
+        }
+        // A rank that holds nothing.
+        let empty = buffer(&[2, 3], &[0, 3]);
+        assert_eq!(check_padding(&empty, &[0.0; 6]), Ok(()));
+        assert!(check_padding(&empty, &[0.0, 0.0, 0.0, 0.0, 0.0, 1.0]).is_err());
+    }
+
+    #[test]
+    fn integers_are_carried_only_where_f32_has_them() {
+        let ids = BoundBuffer { dtype: DType::I32, ..buffer(&[2], &[2]) };
+        let mut memory = Memory { persistent: Bytes::default(), step: Bytes::zeroed(8) };
+        let mut scratch = Scratch::default();
+        let mut carried = |values: [f32; 2]| {
+            store(&mut memory, &ids, &values)?;
+            load(&memory, &ids, &mut scratch)
+        };
+        let exact = 2f32.powi(24);
+        assert_eq!(carried([exact, -exact]), Ok(Some(vec![exact, -exact])));
+        for value in [0.5, f32::INFINITY, exact + 2.0] {
+            let error = RunError::NotInteger { buffer: "x".to_string(), value };
+            assert_eq!(carried([value, 0.0]), Err(error));
+        }
+        memory.bytes_mut(&ids)[..4].copy_from_slice(&16_777_217i32.to_le_bytes());
+        let error = RunError::NotExact { buffer: "x".to_string(), value: 16_777_217 };
+        assert_eq!(load(&memory, &ids, &mut scratch), Err(error));
+    }
+
+    /// The order is a choice among streams, and the same for the same seed.
+    #[test]
+    fn the_order_of_streams_is_seeded() {
+        let order = |seed: u64| -> Vec<u32> {
+            let mut queues = Queues { random: seed, ..Queues::new(2) };
+            for i in 0..8 {
+                let stream = Stream::from_u32(i % 2);
+                queues.push(stream, Work::Record(Event::from_u32(i)));
+            }
+            let next = || queues.next();
+            std::iter::from_fn(next)
+                .map(|it| match it {
+                    Work::Record(event) => event.as_u32(),
+                    _ => unreachable!("only records were queued"),
+                })
+                .collect()
+        };
+        assert_eq!(order(1), order(1));
+        let orders: std::collections::BTreeSet<Vec<u32>> = (0..20).map(order).collect();
+        assert!(orders.len() > 10, "{orders:?}");
+        for order in orders {
+            for stream in [0, 1] {
+                let of_stream: Vec<u32> =
+                    order.iter().copied().filter(|it| it % 2 == stream).collect();
+                let expect: SmallVec<[u32; 4]> =
+                    smallvec![stream, stream + 2, stream + 4, stream + 6];
+                assert_eq!(of_stream, expect.as_slice());
+            }
+        }
+    }
+}
