@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use ir::Phase;
 use ir::plan::{MemoryProfile, Plan, memory_profile};
 use ir::summary::Summary;
-use passes::{GRAPH_PASSES, PLAN_PASSES, PassManager};
+use passes::{Dump, GRAPH_PASSES};
 use serde_json::json;
 
 use crate::input::{self, File, Input, ModelArgs};
@@ -74,6 +74,9 @@ impl Emit {
     }
 }
 
+/// What `codegen::compile` does after the passes over graphs.
+const PLAN_PASSES: [&str; 3] = ["lower", "schedule-overlap", "plan-memory"];
+
 /// A compiled model and what is to be said about it.
 struct Compiled {
     plan: Plan,
@@ -102,19 +105,24 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         }
     };
     let emit_after = args.emit.and_then(Emit::last_pass);
-    let mut manager = PassManager::default();
-    manager.dump_after.extend(args.dump_ir_after.iter().cloned());
-    manager.dump_after.extend(emit_after.map(str::to_string));
-    let result = codegen::compile(graph, &mut manager);
+    let mut options = codegen::Options::default();
+    options.dump_after.extend(args.dump_ir_after.iter().cloned());
+    options.dump_after.extend(emit_after.map(str::to_string));
+    let result = codegen::compile(graph, &options);
     let total = start.elapsed();
-    dump(args, &manager)?;
-    let plan = result.map_err(|it| file.pass_failure(&it))?;
+    let dumps = match &result {
+        Ok(compiled) => &compiled.dumps,
+        Err(error) => &error.dumps,
+    };
+    dump(args, dumps)?;
+    let codegen::Compiled { plan, times, dumps } =
+        result.map_err(|it| file.pass_failure(&it.error))?;
 
     let findings = lint::findings(&plan);
-    let times = Times { elaborate, passes: manager.times, total };
+    let times = Times { elaborate, passes: times, total };
     if let Some(emit) = args.emit {
         let text = match emit_after {
-            Some(pass) => manager.dumps.iter().rev().find(|it| it.pass == pass),
+            Some(pass) => dumps.iter().rev().find(|it| it.pass == pass),
             None => None,
         };
         let text = match (text, emit) {
@@ -154,7 +162,7 @@ fn default_output(input: &Path) -> PathBuf {
 
 fn pass_names() -> Vec<&'static str> {
     let graph = GRAPH_PASSES.iter().map(|it| it.name());
-    graph.chain(PLAN_PASSES.iter().map(|it| it.name())).collect()
+    graph.chain(PLAN_PASSES).collect()
 }
 
 fn check_passes(wanted: &[String]) -> Outcome {
@@ -167,7 +175,7 @@ fn check_passes(wanted: &[String]) -> Outcome {
 }
 
 /// Prints what was asked for with `--dump-ir-after`, also after an error.
-fn dump(args: &Args, manager: &PassManager) -> Outcome {
+fn dump(args: &Args, dumps: &[Dump]) -> Outcome {
     let asked = |pass: &str| args.dump_ir_after.iter().any(|it| it == pass || it == "all");
     if let Some(folder) = &args.dump_dir {
         std::fs::create_dir_all(folder).map_err(|it| {
@@ -175,7 +183,7 @@ fn dump(args: &Args, manager: &PassManager) -> Outcome {
             Failure::new("PL0601", format!("cannot make `{}`: {why}", folder.display()))
         })?;
     }
-    for (i, dump) in manager.dumps.iter().filter(|it| asked(it.pass)).enumerate() {
+    for (i, dump) in dumps.iter().filter(|it| asked(it.pass)).enumerate() {
         match &args.dump_dir {
             Some(folder) => {
                 let name = format!("{:02}-{}.ir", i + 1, dump.pass);
@@ -205,10 +213,9 @@ impl Times {
         vec![
             ("elaborate", self.elaborate),
             ("passes", of(&graph)),
-            ("lower", of(&|it| it == "lower")),
-            ("schedule", of(&|it| it == "schedule-overlap")),
-            ("memory", of(&|it| it == "plan-memory")),
-            ("verify", of(&|it| it == "verify")),
+            ("lower", of(&|it| it == PLAN_PASSES[0])),
+            ("schedule", of(&|it| it == PLAN_PASSES[1])),
+            ("memory", of(&|it| it == PLAN_PASSES[2])),
         ]
     }
 
@@ -378,7 +385,7 @@ pub fn describe(plan: &Plan, section: ir::plan::PlanSection, index: usize) -> St
     use ir::plan::Instruction;
     let Some(instruction) = plan.section(section).get(index) else { return String::new() };
     let what = match instruction {
-        Instruction::Compute { op, .. } => op.name(),
+        Instruction::Compute { op, .. } => op.kind().name(),
         Instruction::Collective { kind, .. } => kind.name(),
         Instruction::Copy { .. } => "copy",
         Instruction::Record { .. } => "record",

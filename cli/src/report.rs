@@ -170,14 +170,14 @@ impl Place {
 #[derive(Debug)]
 struct Report<'a> {
     failure: &'a Failure,
-    source: Option<NamedSource<&'a str>>,
+    source: Option<NamedSource<String>>,
 }
 
 impl Report<'_> {
     fn of(failure: &Failure) -> Report<'_> {
         let source = failure.place.as_ref().and_then(|it| {
             let (text, _) = it.spot.as_ref()?;
-            Some(NamedSource::new(it.file.display().to_string(), text.as_str()))
+            Some(NamedSource::new(it.file.display().to_string(), text.clone()))
         });
         Report { failure, source }
     }

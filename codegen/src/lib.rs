@@ -1,5 +1,91 @@
 //! From a graph to a plan: the pipeline, and the step between the two.
 
 mod lower;
+#[cfg(test)]
+mod tests;
+
+use std::time::{Duration, Instant};
+
+use ir::plan::Plan;
+use ir::{Graph, Phase};
+use passes::{
+    Autodiff, BatchCollectives, Cse, Dce, Dump, InsertCollectives, Localize, PassError, PassManager,
+    PlanMemory, PropagateShardings, Rematerialize, ScheduleOverlap, Update,
+};
+
+use std::time::{Duration, Instant};
+
+use ir::plan::Plan;
+use ir::{Graph, Phase};
+use passes::{
+    Autodiff, BatchCollectives, Cse, Dce, Dump, InsertCollectives, Localize, PassError, PassManager,
+    PlanMemory, PropagateShardings, Rematerialize, ScheduleOverlap, Update,
+};
 
 pub use lower::lower;
+
+/// What the user may choose about compiling.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Passes to dump after, by name, or `all`; `lower` is one of them here.
+    pub dump_after: Vec<String>,
+    /// How far ahead communication runs.
+    pub schedule: ScheduleOverlap,
+}
+
+/// A compiled program.
+#[derive(Debug, Clone)]
+pub struct Compiled {
+    /// The program.
+    pub plan: Plan,
+    /// Time of each pass, with its verification.
+    pub times: Vec<(&'static str, Duration)>,
+    /// The dumps that [`Options`] asked for.
+    pub dumps: Vec<Dump>,
+}
+
+/// A graph that was not compiled.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct CompileError {
+    /// Why.
+    #[source]
+    pub error: PassError,
+    /// The dumps up to there.
+    pub dumps: Vec<Dump>,
+}
+
+/// Compiles a graph in phase `Logical`: the table of contents of the compiler.
+pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError> {
+    let mut manager = PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
+    match pipeline(graph, options, &mut manager) {
+        Ok(plan) => Ok(Compiled { plan, times: manager.times, dumps: manager.dumps }),
+        Err(error) => Err(CompileError { error, dumps: manager.dumps }),
+    }
+}
+
+fn pipeline(
+    mut graph: Graph,
+    options: &Options,
+    manager: &mut PassManager,
+) -> Result<Plan, PassError> {
+    manager.run(
+        &mut graph,
+        &[
+            &Autodiff,
+            &Update,
+            &PropagateShardings,
+            &InsertCollectives,
+            &Cse,
+            &Rematerialize,
+            &Dce,
+            &BatchCollectives,
+            &Localize,
+        ],
+    )?;
+    let start = Instant::now();
+    let mut plan = lower(&graph);
+    manager.finish("lower", Phase::Lowered, &plan, start)?;
+    manager.run(&mut plan, &[&options.schedule, &PlanMemory])?;
+    Ok(plan)
+}

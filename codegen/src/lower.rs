@@ -10,7 +10,7 @@
 //! A store that cannot be made in place is a copy at the end of its section. All instructions are
 //! queued on the compute stream, in program order: `schedule-overlap` spreads them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
 use ir::graph::{Def, NodeData, Store};
@@ -227,9 +227,11 @@ impl Homes {
         });
         let next = uses.written[state].iter().filter(|&&it| it > section).min();
         let lives_long_enough = next.is_none_or(|&next| {
-            !uses.read_after(value, next)
+            // What `prepare` makes is read in every step, and `next` comes round before the second.
+            let until = if section == Section::Prepare { section } else { next };
+            !uses.read_after(value, until)
                 && !uses.result[value]
-                && uses.stored[value].iter().all(|&it| it < next)
+                && uses.stored[value].iter().all(|&it| it < next && (it == section || it < until))
         });
         same && in_place && state_is_free && tenants_are_gone && lives_long_enough
     }
@@ -354,27 +356,36 @@ impl Lowering<'_> {
             .graph
             .stores
             .iter()
-            .filter(|it| it.section == section && self.homes.of[it.value] != Some(it.state))
+            .filter(|it| it.section == section && it.value != it.state)
+            .filter(|it| self.homes.of[it.value] != Some(it.state))
             .copied()
             .collect();
         let written: BTreeSet<Buffer> = pending.iter().map(|it| self.buffer(it.state)).collect();
+        let mut old: BTreeMap<Buffer, Buffer> = BTreeMap::new();
         let mut sources = Vec::new();
         for store in &pending {
-            let mut src = self.buffer(store.value);
-            if written.contains(&src) {
-                let mut data = self.plan.buffers[src].clone();
-                data.name = format!("{}.old", data.name);
-                data.role = Role::Temp;
-                let dst = self.plan.buffers.push(data);
-                self.push(section, Instruction::Copy { src, dst, stream: self.compute });
-                src = dst;
-            }
-            sources.push(src);
+            let src = self.buffer(store.value);
+            let kept = match old.get(&src) {
+                None if written.contains(&src) => self.keep(src, section),
+                kept => kept.copied().unwrap_or(src),
+            };
+            old.insert(src, kept);
+            sources.push(kept);
         }
         for (store, src) in pending.iter().zip(sources) {
             let dst = self.buffer(store.state);
             self.push(section, Instruction::Copy { src, dst, stream: self.compute });
         }
+    }
+
+    /// A copy of a state as it was before the stores of `section`.
+    fn keep(&mut self, src: Buffer, section: Section) -> Buffer {
+        let mut data = self.plan.buffers[src].clone();
+        data.name = format!("{}.before_{}", data.name, format!("{section:?}").to_lowercase());
+        data.role = Role::Temp;
+        let dst = self.plan.buffers.push(data);
+        self.push(section, Instruction::Copy { src, dst, stream: self.compute });
+        dst
     }
 
     fn push(&mut self, section: Section, instruction: Instruction) {

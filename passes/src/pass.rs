@@ -81,17 +81,30 @@ impl PassManager {
             assert_eq!(ir.phase(), before, "`{name}` is at the wrong place in the pipeline");
             let start = Instant::now();
             pass.run(ir)?;
-            if self.dump_after.iter().any(|it| it == name || it == "all") {
-                self.dumps.push(Dump { pass: name, text: ir.text() });
-            }
-            let mut broken = ir.verify();
-            if ir.phase() != after {
-                broken.push(format!("left phase {:?}, not {after:?}", ir.phase()));
-            }
-            self.times.push((name, start.elapsed()));
-            if !broken.is_empty() {
-                return Err(PassError::Broke { pass: name, broken });
-            }
+            self.finish(name, after, ir, start)?;
+        }
+        Ok(())
+    }
+
+    /// Dumps, verifies and times what `pass`, begun at `start`, has made; for the step from a graph to a
+    /// plan, which is no [`Pass`], too.
+    pub fn finish(
+        &mut self,
+        pass: &'static str,
+        phase: Phase,
+        ir: &impl Ir,
+        start: Instant,
+    ) -> Result<(), PassError> {
+        let mut broken = ir.verify();
+        if ir.phase() != phase {
+            broken.push(format!("left phase {:?}, not {phase:?}", ir.phase()));
+        }
+        self.times.push((pass, start.elapsed()));
+        if self.dump_after.iter().any(|it| it == pass || it == "all") {
+            self.dumps.push(Dump { pass, text: ir.text() });
+        }
+        if !broken.is_empty() {
+            return Err(PassError::Broke { pass, broken });
         }
         Ok(())
     }
@@ -113,7 +126,7 @@ impl Ir for ir::Graph {
     }
 
     fn text(&self) -> String {
-        String::new()
+        ir::text::print_graph(self)
     }
 }
 
@@ -127,7 +140,7 @@ impl Ir for ir::plan::Plan {
     }
 
     fn text(&self) -> String {
-        String::new()
+        ir::text::print_plan(self)
     }
 }
 

@@ -15,7 +15,7 @@
 //! * Another gather may be issued before the first use of the collective ahead of it.
 //! * A reduction is issued as soon as its operands are there. What only serves to store its result (a
 //!   cast, an accumulation) is issued when `in_flight` more reductions have been, so that the compute
-//!   stream need not wait for it.
+//!   stream need not wait for it, and the gradients of all units are not kept until the end.
 //! * A collective starts when everything that was issued to the compute stream before it is done: what
 //!   a unit no longer needs is then free for the weights of the next but one.
 //!
@@ -156,6 +156,7 @@ enum Side {
     Before,
     At,
     After,
+    Last,
 }
 
 impl ScheduleOverlap {
@@ -216,7 +217,8 @@ impl ScheduleOverlap {
         keys
     }
 
-    /// Delays what only serves to store the result of a reduction.
+    /// Delays what only serves to store the result of a reduction; lets what only serves to store
+    /// another result follow that, so that it need not be kept.
     fn delay_stores(&self, instructions: &[Instruction], dependencies: &Dependencies, keys: &mut [Key]) {
         let mut served: SecondaryMap<Comm, Vec<u32>> = SecondaryMap::new();
         let mut horizon: Vec<Option<(Comm, usize)>> = vec![None; instructions.len()];
@@ -235,19 +237,18 @@ impl ScheduleOverlap {
             let mut readers = dependencies.neighbors(NodeIndex::new(index));
             serves_only[index] = comm(instruction).is_none() && readers.all(|it| serves_only[it.index()]);
         }
-        let mut until: Vec<u32> = vec![0; instructions.len()];
         for index in (0..instructions.len()).filter(|&it| serves_only[it]) {
-            let node = NodeIndex::new(index);
-            let flows = dependencies.edges_directed(node, Direction::Incoming);
+            let flows = dependencies.edges_directed(NodeIndex::new(index), Direction::Incoming);
             let flows = flows.filter(|it| *it.weight() == Hazard::Flow).map(|it| it.source().index());
-            let latest = flows.map(|it| match horizon[it] {
+            let ready = flows.filter_map(|it| match horizon[it] {
                 Some((comm, nth)) => {
-                    served[comm].get(nth + self.in_flight).copied().unwrap_or(u32::MAX)
+                    Some(served[comm].get(nth + self.in_flight).copied().unwrap_or(u32::MAX))
                 }
-                None => until[it],
+                None => serves_only[it].then_some(keys[it].0),
             });
-            until[index] = latest.max().unwrap_or(0);
-            keys[index] = keys[index].max((until[index], Side::After, index as u32));
+            if let Some(ready) = ready.max() {
+                keys[index] = (ready, Side::Last, index as u32);
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use ir::placement::{AxisSet, Coord, CopyRuns, Mesh, ReduceOp, copy_runs};
 use ir::plan::{
     Arena, Buffer, BufferData, Comm, Event, Instruction, Part, Plan, PlanSection, Stream,
 };
-use ir::{DType, Op, Phase};
+use ir::{DType, Op, Phase, TensorType};
 use smallvec::SmallVec;
 
 use crate::error::RunError;
@@ -344,12 +344,14 @@ fn bind_instruction(
                 };
                 bind_bound(plan, coord, at, buffer.copied(), dim)
             };
+            let types: SmallVec<[&TensorType; 4]> =
+                args.iter().map(|&it| &plan.buffers[it].ty).collect();
             let call = ComputeCall {
                 at,
                 op: op.clone(),
                 args: args.clone(),
                 results: results.clone(),
-                bounds: op.bounds().iter().map(bound).collect::<Result<_, _>>()?,
+                bounds: op.bounds(&types).iter().map(bound).collect::<Result<_, _>>()?,
             };
             BoundInstruction::Compute(Arc::new(call), *stream)
         }

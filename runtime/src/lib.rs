@@ -2,7 +2,7 @@
 //!
 //! Reading order: [`bind`] (a plan becomes the program of one rank), [`exec`] (the loop over it),
 //! [`backend`] (what runs an instruction), [`comm`] (how ranks meet), [`session`] (all ranks of a plan
-//! in this process), [`train`] (the training loop).
+//! in this process), [`mod@train`] (the training loop).
 
 pub mod backend;
 pub mod bind;

@@ -63,11 +63,12 @@ impl Scratch {
     /// A vector of `len` elements of any content.
     pub fn take(&mut self, len: usize) -> Vec<f32> {
         // The smallest that fits, else the largest, to grow.
-        let fits = |it: &&(usize, usize)| it.1 >= len;
-        let sizes: Vec<(usize, usize)> = self.0.iter().map(Vec::capacity).enumerate().collect();
-        let best = sizes.iter().filter(fits).min_by_key(|it| it.1);
-        let found = best.or_else(|| sizes.iter().max_by_key(|it| it.1)).map(|it| it.0);
-        let mut res = found.map(|it| self.0.swap_remove(it)).unwrap_or_default();
+        let rank = |it: &Vec<f32>| match it.capacity() {
+            fits if fits >= len => (0, fits),
+            short => (1, usize::MAX - short),
+        };
+        let best = self.0.iter().enumerate().min_by_key(|it| rank(it.1)).map(|it| it.0);
+        let mut res = best.map(|it| self.0.swap_remove(it)).unwrap_or_default();
         if res.capacity() < len {
             // What it holds does not have to be kept while it grows.
             res.clear();
@@ -79,5 +80,36 @@ impl Scratch {
     /// Gives a vector back.
     pub fn give(&mut self, it: Vec<f32>) {
         self.0.push(it);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_aligned_and_keep_their_length() {
+        let mut it = Bytes::zeroed(13);
+        assert_eq!(it.all().len(), 13);
+        it.slice_mut::<f32>(8, 1)[0] = 1.5;
+        assert_eq!(it.slice::<f32>(4, 2), [0.0, 1.5]);
+        it.assign(&[1, 2, 3]);
+        assert_eq!(it.all(), [1, 2, 3]);
+        it.assign(&[]);
+        assert!(it.all().is_empty());
+    }
+
+    #[test]
+    fn scratch_is_reused() {
+        let mut scratch = Scratch::default();
+        scratch.give(vec![1.0; 100]);
+        scratch.give(vec![1.0; 10]);
+        let small = scratch.take(5);
+        assert_eq!((small.len(), small.capacity()), (5, 10));
+        let large = scratch.take(50);
+        assert_eq!((large.len(), large.capacity()), (50, 100));
+        scratch.give(small);
+        assert_eq!(scratch.take(40).len(), 40);
+        assert!(scratch.0.is_empty());
     }
 }

@@ -5,8 +5,8 @@
 //! returns. A step is:
 //!
 //! ```text
-//! write lr, step, seed; zero carried values
-//! for each micro-batch m: write tokens and labels (rows m*B/M .. of the global batch); run `step`
+//! write lr and step
+//! for each micro-batch m: write seed, tokens and labels (rows m*B/M .. of the global batch); run `step`
 //! run `update`; read results from rank 0
 //! ```
 
@@ -163,12 +163,11 @@ impl Session {
         })
     }
 
-    /// The first part of [`Session::step`]: writes `lr` and `step`, and zeroes carried values.
+    /// The first part of [`Session::step`]: writes `lr` and `step`.
     pub fn start_step(&self, lr: f64, step: u64) -> Result<(), RunError> {
         self.on_all(move |rank| {
             rank.write_scalar("lr", lr)?;
-            rank.write_scalar("step", step as f64)?;
-            rank.zero_carried()
+            rank.write_scalar("step", step as f64)
         })?;
         Ok(())
     }
@@ -500,16 +499,6 @@ impl Rank {
             }
             _ => Ok(()),
         }
-    }
-
-    /// What `step` adds up over micro-batches starts from zero.
-    fn zero_carried(&mut self) -> Result<(), RunError> {
-        let plan = self.plan.clone();
-        let carried = plan.buffers.iter().filter(|it| it.1.role == Role::Carried);
-        for (buffer, _) in carried {
-            self.backend.write(buffer, &vec![0; self.bound.buffers[buffer].bytes()])?;
-        }
-        Ok(())
     }
 
     /// This rank's part of a global tensor, with its padding.

@@ -31,11 +31,9 @@ pub fn init_values(init: Init, seed: u64, name: &str, start: u64, out: &mut [f32
                 (mean + std * normal(words, lane)) as f32
             });
         }
-        Init::Uniform { low, high } => from_blocks(seed, name, start, out, |words, lane| {
-            let value = (low + (high - low) * unit(words[lane])) as f32;
-            // Rounding may reach the bound, which is not a value.
-            if f64::from(value) >= high && low < high { value.next_down() } else { value }
-        }),
+        Init::Uniform { low, high } => {
+            from_blocks(seed, name, start, out, |words, lane| uniform(low, high, words[lane]));
+        }
     }
 }
 
@@ -77,6 +75,12 @@ fn from_blocks(
 /// On `[0, 1)`.
 fn unit(word: u32) -> f64 {
     f64::from(word) / 2f64.powi(32)
+}
+
+/// On `[low, high)`: rounding may reach the bound, which is not a value.
+fn uniform(low: f64, high: f64, word: u32) -> f32 {
+    let value = (low + (high - low) * unit(word)) as f32;
+    if f64::from(value) >= high && low < high { value.next_down() } else { value }
 }
 
 /// Box-Muller: two words make two Gaussian values.
@@ -281,12 +285,13 @@ mod tests {
         assert!(uniform.iter().all(|it| (-1.0..3.0).contains(it)));
     }
 
-    /// A range so narrow that f32 rounds the top of it to its bound.
+    /// As f32, the largest words are 1.
     #[test]
     fn uniform_never_reaches_its_bound() {
-        let init = Init::Uniform { low: 0.0, high: 1.0 };
-        let words = [u32::MAX; 4];
-        assert_eq!((unit(words[0])) as f32, 1.0, "the case is real");
-        assert!(values(init, 0, "w", 1000).iter().all(|&it| it < 1.0));
+        assert_eq!(unit(u32::MAX) as f32, 1.0);
+        assert_eq!(uniform(0.0, 1.0, u32::MAX), 1.0f32.next_down());
+        assert_eq!(uniform(-2.0, -1.0, u32::MAX), (-1.0f32).next_down());
+        assert_eq!(uniform(0.0, 1.0, 0), 0.0);
+        assert_eq!(uniform(3.0, 3.0, 7), 3.0);
     }
 }

@@ -44,7 +44,7 @@ fn plan(text: &str, micro_batches: u32) -> Plan {
     let labels = builder.buffer("labels", Role::Input, DType::I32, &[rows, 3], "[_, tp]");
     let seen = builder.buffer("seen", Role::State, DType::I32, &[rows, 3], "[_, tp]");
     let x = builder.buffer("x", Role::Temp, DType::F32, &[rows, 3], "[dp, _]");
-    let sum = builder.buffer("sum", Role::Carried, DType::F32, &[rows, 3], "[dp, _]");
+    let sum = builder.buffer("sum", Role::State, DType::F32, &[rows, 3], "[dp, _]");
     builder.compute(Cast { to: DType::F32 }, &[tokens], &[x]);
     builder.compute(Add {}, &[sum, x], &[sum]);
     builder.copy(labels, seen);
@@ -65,8 +65,8 @@ fn micro_batches_are_rows_of_the_global_batch() {
     for text in MESHES {
         for micro_batches in [1, 2, 4] {
             let session = session(&plan(text, micro_batches));
-            // Sums start again in each step.
             for step in 1..4 {
+                session.write("sum", &vec![0.0; 24 / micro_batches as usize]).expect("written");
                 let report = session.step(&batch, 0.5, step).expect("runs");
                 assert_eq!(report.loss, Some(0.5 + step as f32));
                 assert_eq!(report.grad_norm, Some(0.5));
@@ -157,4 +157,25 @@ fn reading_reduces_partial_values() {
     assert_eq!(read("[_] sum(tp)"), [6.0, 6.0]);
     assert_eq!(read("[dp] avg(tp)"), [1.5, 5.5]);
     assert_eq!(read("[_] max(dp, tp)"), [7.0, 7.0]);
+}
+
+/// What `prepare` has made is there in every step: compute weights, say.
+#[test]
+fn prepared_values_outlive_steps() {
+    let mut builder = PlanBuilder::new(mesh("2"));
+    let w = builder.param("w", &[5], "[dp]", Init::Normal { mean: 0.0, std: 1.0 });
+    let ready = builder.buffer("w.compute", Role::Carried, DType::Bf16, &[5], "[dp]");
+    let read = builder.buffer("read", Role::State, DType::Bf16, &[5], "[dp]");
+    builder.section = PlanSection::Prepare;
+    builder.compute(Cast { to: DType::Bf16 }, &[w], &[ready]);
+    builder.section = PlanSection::Step;
+    builder.copy(ready, read);
+    let session = session(&builder.plan);
+    session.prepare().expect("runs");
+    let expect = session.read("w.compute").expect("read").data;
+    assert!(expect.iter().all(|&it| it != 0.0));
+    for step in 1..3 {
+        session.step(&Batch::default(), 0.1, step).expect("runs");
+        assert_eq!(session.read("read").expect("read").data, expect);
+    }
 }

@@ -1,0 +1,189 @@
+//! What programs compute, symbolically: a tensor is a hash of how it was made.
+//!
+//! A graph is run as its sections say, a plan by buffer in issue order, or by byte with streams that run
+//! at random speeds. All three must leave the same states.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use ir::graph::{Def, Name};
+use ir::ops::Collective;
+use ir::plan::{ALIGN, Arena, Buffer, Instruction, Plan, PlanSection, Role};
+use ir::{Graph, Op, Section, Value};
+
+/// States and parameters at the end, by name.
+pub(super) type Outcome = BTreeMap<Name, u64>;
+
+const STEPS: u64 = 2;
+const MICRO_BATCHES: u64 = 2;
+
+fn hash(of: impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    of.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// What an op makes; parts of a collective are apart from each other.
+fn result(op: &Op, inputs: &[u64], index: usize) -> u64 {
+    match op {
+        Op::Collective(_) => hash((op, inputs[index])),
+        _ => hash((op, inputs, index)),
+    }
+}
+
+/// When each section runs, with a number for what the runtime writes to inputs.
+fn sections() -> Vec<(PlanSection, u64)> {
+    let mut res = vec![(PlanSection::Prepare, 0)];
+    for step in 0..STEPS {
+        res.extend((0..MICRO_BATCHES).map(|it| (PlanSection::Step, step * MICRO_BATCHES + it)));
+        res.push((PlanSection::Update, step * MICRO_BATCHES + MICRO_BATCHES - 1));
+    }
+    res
+}
+
+pub(super) fn graph(graph: &Graph) -> Outcome {
+    let mut env: BTreeMap<Value, u64> = BTreeMap::new();
+    let leaves = || graph.values.iter().filter(|it| !matches!(it.1.def, Def::Result { .. }));
+    leaves().for_each(|(value, data)| _ = env.insert(value, hash(&data.name)));
+    for (section, time) in sections() {
+        for (value, data) in leaves().filter(|it| it.1.def == Def::Input) {
+            env.insert(value, hash((&data.name, time)));
+        }
+        let sections: &[Section] = match section {
+            PlanSection::Prepare => &[Section::Prepare],
+            PlanSection::Step => &[Section::Forward, Section::Backward],
+            PlanSection::Update => &[Section::Update],
+        };
+        for &section in sections {
+            let nodes = graph.order.iter().map(|&it| &graph.nodes[it]);
+            for node in nodes.filter(|it| it.section == section) {
+                let inputs: Vec<u64> = node.inputs.iter().map(|it| env[it]).collect();
+                for (i, &value) in node.results.iter().enumerate() {
+                    env.insert(value, result(&node.op, &inputs, i));
+                }
+            }
+            let stores = graph.stores.iter().filter(|it| it.section == section);
+            let new: Vec<(Value, u64)> = stores.map(|it| (it.state, env[&it.value])).collect();
+            env.extend(new);
+        }
+    }
+    let mut res = Outcome::new();
+    for (value, data) in leaves().filter(|it| it.1.def != Def::Input) {
+        res.insert(data.name.clone(), env[&value]);
+    }
+    for (name, value) in &graph.results {
+        res.insert(format!("result {name}"), env[value]);
+    }
+    res
+}
+
+/// Where a plan keeps its data.
+pub(super) trait Memory {
+    fn read(&self, plan: &Plan, buffer: Buffer) -> u64;
+    fn write(&mut self, plan: &Plan, buffer: Buffer, content: u64);
+}
+
+/// One number for each buffer.
+#[derive(Default)]
+pub(super) struct ByBuffer(BTreeMap<Buffer, u64>);
+
+impl Memory for ByBuffer {
+    fn read(&self, _plan: &Plan, buffer: Buffer) -> u64 {
+        self.0.get(&buffer).copied().unwrap_or(0)
+    }
+
+    fn write(&mut self, _plan: &Plan, buffer: Buffer, content: u64) {
+        self.0.insert(buffer, content);
+    }
+}
+
+/// One number for each aligned piece of the arenas.
+#[derive(Default)]
+pub(super) struct ByByte(BTreeMap<(bool, u64), u64>);
+
+fn pieces(plan: &Plan, buffer: Buffer) -> impl Iterator<Item = (bool, u64)> {
+    let start = plan.buffers[buffer].offset.expect("it is planned");
+    let end = start + plan.local_bytes(buffer);
+    let step = plan.buffers[buffer].role.arena() == Arena::Step;
+    (start..end).step_by(ALIGN as usize).map(move |it| (step, it))
+}
+
+impl Memory for ByByte {
+    fn read(&self, plan: &Plan, buffer: Buffer) -> u64 {
+        let mut held: Vec<u64> =
+            pieces(plan, buffer).map(|it| self.0.get(&it).copied().unwrap_or(0)).collect();
+        held.dedup();
+        if held.len() == 1 { held[0] } else { hash(held) }
+    }
+
+    fn write(&mut self, plan: &Plan, buffer: Buffer, content: u64) {
+        pieces(plan, buffer).for_each(|it| _ = self.0.insert(it, content));
+    }
+}
+
+/// Runs a plan; `pick(n)` is below `n` and says which of the streams that can go on does.
+pub(super) fn plan(
+    plan: &Plan,
+    mut memory: impl Memory,
+    mut pick: impl FnMut(usize) -> usize,
+) -> Outcome {
+    let of_role = |roles: &[Role]| -> Vec<Buffer> {
+        plan.buffers.iter().filter(|it| roles.contains(&it.1.role)).map(|it| it.0).collect()
+    };
+    let inputs = of_role(&[Role::Input]);
+    for buffer in of_role(&[Role::Param, Role::State]) {
+        memory.write(plan, buffer, hash(&plan.buffers[buffer].name));
+    }
+    for (section, time) in sections() {
+        for &buffer in &inputs {
+            memory.write(plan, buffer, hash((&plan.buffers[buffer].name, time)));
+        }
+        let mut queues: BTreeMap<_, Vec<&Instruction>> = BTreeMap::new();
+        for instruction in plan.section(section).iter().rev() {
+            queues.entry(instruction.stream()).or_default().push(instruction);
+        }
+        let mut recorded = vec![false; plan.events as usize];
+        while !queues.is_empty() {
+            let can_go_on: Vec<_> = queues
+                .iter()
+                .filter(|it| match it.1.last() {
+                    Some(Instruction::Wait { event, .. }) => recorded[event.as_u32() as usize],
+                    _ => true,
+                })
+                .map(|it| *it.0)
+                .collect();
+            let stream = can_go_on[pick(can_go_on.len())];
+            let Some(instruction) = queues.get_mut(&stream).and_then(|it| it.pop()) else {
+                queues.remove(&stream);
+                continue;
+            };
+            if let Instruction::Record { event, .. } = instruction {
+                recorded[event.as_u32() as usize] = true;
+            }
+            execute(plan, instruction, &mut memory);
+        }
+    }
+    let mut res = Outcome::new();
+    for buffer in of_role(&[Role::Param, Role::State]) {
+        res.insert(plan.buffers[buffer].name.clone(), memory.read(plan, buffer));
+    }
+    for (name, buffer) in &plan.results {
+        res.insert(format!("result {name}"), memory.read(plan, *buffer));
+    }
+    res
+}
+
+fn execute(plan: &Plan, instruction: &Instruction, memory: &mut impl Memory) {
+    let inputs: Vec<u64> = instruction.reads().iter().map(|&it| memory.read(plan, it)).collect();
+    for (i, &buffer) in instruction.writes().iter().enumerate() {
+        let content = match instruction {
+            Instruction::Compute { op, .. } => result(op, &inputs, i),
+            Instruction::Collective { kind, comm, .. } => {
+                result(&Collective { kind: *kind, axes: plan.comms[*comm] }.into(), &inputs, i)
+            }
+            Instruction::Copy { .. } => inputs[i],
+            Instruction::Record { .. } | Instruction::Wait { .. } => unreachable!("writes nothing"),
+        };
+        memory.write(plan, buffer, content);
+    }
+}
