@@ -209,7 +209,6 @@ fn broken(program: &Program) -> Vec<VerifyError> {
 /// The line that a broken promise is about; that of the program itself if it is about no other.
 fn line_of(text: &str, place: &Place) -> usize {
     let lines = || text.lines().map(str::trim).enumerate().filter(|it| !it.1.starts_with(';'));
-    let section = |name: &str| lines().filter(move |it| it.1 == format!("{name}:")).map(|it| it.0);
     let instruction = |line: &str| {
         let stream = line.split_once(':').map_or("", |it| it.0);
         stream.strip_prefix('s').is_some_and(|it| it.parse::<u32>().is_ok())
@@ -223,8 +222,9 @@ fn line_of(text: &str, place: &Place) -> usize {
         Place::Program => None,
         Place::Node { index, .. } => lines().filter(|it| it.1.starts_with('%')).nth(*index),
         Place::Instruction { section: of, index } => {
-            let start = section(of.name()).next().unwrap_or_default();
-            lines().filter(|it| it.0 > start && instruction(it.1)).nth(*index)
+            let header = format!("{}:", of.name());
+            let body = lines().skip_while(|it| it.1 != header);
+            body.filter(|it| instruction(it.1)).nth(*index)
         }
         Place::Value(name) | Place::Buffer(name) => lines().find(|it| defines(it.1, name)),
     };
