@@ -28,9 +28,7 @@ use std::collections::BinaryHeap;
 use cranelift_entity::{EntityRef, SecondaryMap};
 use ir::Phase;
 use ir::ops::CollectiveKind;
-use ir::plan::{
-    Buffer, Clocks, Comm, Event, Instruction, Plan, PlanSection, Stream, StreamKind,
-};
+use ir::plan::{Buffer, Clocks, Comm, Event, Instruction, Plan, PlanSection, Stream, StreamKind};
 use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
@@ -183,11 +181,17 @@ impl ScheduleOverlap {
     }
 
     /// Keys that let collectives start early; everything else stays where it is.
-    fn collective_keys(&self, instructions: &[Instruction], dependencies: &Dependencies) -> Vec<Key> {
-        let mut keys: Vec<Key> = (0..instructions.len() as u32).map(|it| (it, Side::At, it)).collect();
+    fn collective_keys(
+        &self,
+        instructions: &[Instruction],
+        dependencies: &Dependencies,
+    ) -> Vec<Key> {
+        let mut keys: Vec<Key> =
+            (0..instructions.len() as u32).map(|it| (it, Side::At, it)).collect();
         let mut of_comm: SecondaryMap<Comm, Chain> = SecondaryMap::new();
         for (index, instruction) in instructions.iter().enumerate() {
-            let (Some(comm), Instruction::Collective { kind, .. }) = (comm(instruction), instruction)
+            let (Some(comm), Instruction::Collective { kind, .. }) =
+                (comm(instruction), instruction)
             else {
                 continue;
             };
@@ -219,11 +223,17 @@ impl ScheduleOverlap {
 
     /// Delays what only serves to store the result of a reduction; lets what only serves to store
     /// another result follow that, so that it need not be kept.
-    fn delay_stores(&self, instructions: &[Instruction], dependencies: &Dependencies, keys: &mut [Key]) {
+    fn delay_stores(
+        &self,
+        instructions: &[Instruction],
+        dependencies: &Dependencies,
+        keys: &mut [Key],
+    ) {
         let mut served: SecondaryMap<Comm, Vec<u32>> = SecondaryMap::new();
         let mut horizon: Vec<Option<(Comm, usize)>> = vec![None; instructions.len()];
         for (index, instruction) in instructions.iter().enumerate() {
-            let (Some(comm), Instruction::Collective { kind, .. }) = (comm(instruction), instruction)
+            let (Some(comm), Instruction::Collective { kind, .. }) =
+                (comm(instruction), instruction)
             else {
                 continue;
             };
@@ -235,11 +245,13 @@ impl ScheduleOverlap {
         let mut serves_only = vec![false; instructions.len()];
         for (index, instruction) in instructions.iter().enumerate().rev() {
             let mut readers = dependencies.neighbors(NodeIndex::new(index));
-            serves_only[index] = comm(instruction).is_none() && readers.all(|it| serves_only[it.index()]);
+            serves_only[index] =
+                comm(instruction).is_none() && readers.all(|it| serves_only[it.index()]);
         }
         for index in (0..instructions.len()).filter(|&it| serves_only[it]) {
             let flows = dependencies.edges_directed(NodeIndex::new(index), Direction::Incoming);
-            let flows = flows.filter(|it| *it.weight() == Hazard::Flow).map(|it| it.source().index());
+            let flows =
+                flows.filter(|it| *it.weight() == Hazard::Flow).map(|it| it.source().index());
             let ready = flows.filter_map(|it| match horizon[it] {
                 Some((comm, nth)) => {
                     Some(served[comm].get(nth + self.in_flight).copied().unwrap_or(u32::MAX))
