@@ -13,6 +13,15 @@ use passes::{
     PlanMemory, PropagateShardings, Rematerialize, ScheduleOverlap, Update,
 };
 
+use std::time::{Duration, Instant};
+
+use ir::plan::Plan;
+use ir::{Graph, Phase};
+use passes::{
+    Autodiff, BatchCollectives, Cse, Dce, Dump, InsertCollectives, Localize, PassError, PassManager,
+    PlanMemory, PropagateShardings, Rematerialize, ScheduleOverlap, Update,
+};
+
 pub use lower::lower;
 
 /// What the user may choose about compiling.

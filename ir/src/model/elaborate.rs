@@ -25,6 +25,7 @@ pub type Values = SmallVec<[Value; 3]>;
 
 /// Makes the graph of one training step of `model` on `mesh`.
 pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
+    check_precision(model)?;
     let layout = Layout::new(model, mesh)?;
     let batch = batch(model, &layout)?;
     let mut graph = Graph::new(&model.name, layout.mesh.clone());
@@ -73,12 +74,32 @@ pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
     Ok(graph)
 }
 
+/// Weights, activations and gradients are real numbers.
+fn check_precision(model: &Model) -> Result<(), ModelError> {
+    let it = &model.precision;
+    let types = [
+        ("storage", Some(it.storage)),
+        ("compute", Some(it.compute)),
+        ("reduce", Some(it.reduce)),
+        ("output", it.output),
+    ];
+    for (field, dtype) in types {
+        if let Some(dtype) = dtype.filter(|it| !it.is_float()) {
+            let field = format!("precision.{field}");
+            let (found, expected) = (dtype.to_string(), "f32 or bf16".to_string());
+            let problem = Problem::Range { field: field.clone(), found, expected };
+            return Err(problem.at(At::Path(field)));
+        }
+    }
+    Ok(())
+}
+
 /// Sequences of one step.
 fn batch(model: &Model, layout: &Layout) -> Result<u64, ModelError> {
     let data_parallel = layout.data_size();
     let batch = match model.batch {
         Batch::Global(batch) => batch,
-        Batch::PerReplica(batch) => batch * data_parallel,
+        Batch::PerReplica(batch) => batch.saturating_mul(data_parallel),
     };
     let micro_batches = u64::from(model.micro_batches);
     for (field, value) in
@@ -90,7 +111,7 @@ fn batch(model: &Model, layout: &Layout) -> Result<u64, ModelError> {
             return Err(problem.at(At::Path(field.to_string())));
         }
     }
-    if batch % (micro_batches * data_parallel) != 0 {
+    if !batch.is_multiple_of(micro_batches.saturating_mul(data_parallel)) {
         let axes = layout.data_text();
         let problem = Problem::Batch { batch, micro_batches, data_parallel, axes };
         return Err(problem.at(At::Path("batch".into())));
@@ -288,10 +309,15 @@ impl<'a> Cx<'a> {
         join(&self.scope_path, name).into_owned()
     }
 
-    /// An error at the module at hand, at `field` of it.
+    /// Where `field` of the module at hand is.
+    pub fn here(&self, field: &str) -> At {
+        let dot = if field.is_empty() { "" } else { "." };
+        At::Path(format!("{}{dot}{field}", self.path))
+    }
+
+    /// An error at `field` of the module at hand.
     pub fn error(&self, field: &str, problem: Problem) -> ModelError {
-        let path = if field.is_empty() { self.path.clone() } else { format!("{}.{field}", self.path) };
-        problem.at(At::Path(path))
+        problem.at(self.here(field))
     }
 
     /// An error of an op, at the module at hand.
@@ -353,7 +379,8 @@ impl<'a> Cx<'a> {
             let dtype = self.ty(*value).dtype;
             if self.model.precision.cast_inputs && dtype.is_float() && dtype != to {
                 let name = format!("{}.{}", self.builder.graph.values[*value].name, to);
-                *value = self.builder.op(&name, Cast { to }, &[*value]).map_err(|it| self.failed(it))?;
+                *value =
+                    self.builder.op(&name, Cast { to }, &[*value]).map_err(|it| self.failed(it))?;
             }
         }
         Ok(res)
@@ -380,7 +407,8 @@ impl<'a> Cx<'a> {
                     size,
                     axis: self.tp.name.clone(),
                     axis_size: self.tp.size,
-                    fix: "use a sequence that it divides, or `sequence_parallel: false`".to_string(),
+                    fix: "use a sequence that it divides, or `sequence_parallel: false`"
+                        .to_string(),
                 };
                 return Err(problem.at(At::Path("sequence".into())));
             }
@@ -400,7 +428,9 @@ impl<'a> Cx<'a> {
             tensor: self.title(),
             what: what.to_string(),
             size,
-            fix: format!("use a size that {axis_size} divides, or a mesh whose `{axis}` divides {size}"),
+            fix: format!(
+                "use a size that {axis_size} divides, or a mesh whose `{axis}` divides {size}"
+            ),
             axis,
             axis_size,
         };

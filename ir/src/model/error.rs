@@ -18,7 +18,7 @@ use crate::placement::PlacementError;
 #[error("{problem}")]
 pub struct ModelError {
     /// What is wrong.
-    pub problem: Problem,
+    pub problem: Box<Problem>,
     /// Where.
     pub at: At,
 }
@@ -244,7 +244,9 @@ pub enum Problem {
         nearest: Option<String>,
     },
     /// Two parameters of one name.
-    #[error("two parameters are called `{name}`; give one of their modules another name, or tie them")]
+    #[error(
+        "two parameters are called `{name}`; give one of their modules another name, or tie them"
+    )]
     DuplicateParam {
         /// The name.
         name: String,
@@ -291,7 +293,7 @@ fn subject(owner: &Option<String>, otherwise: &str) -> String {
 impl ModelError {
     /// Stable code: `PL01xx` is how the file is written, `PL02xx` what it means.
     pub fn code(&self) -> &'static str {
-        match self.problem {
+        match *self.problem {
             Problem::Syntax { .. } => "PL0101",
             Problem::UnknownField { .. } => "PL0102",
             Problem::WrongType { .. } => "PL0103",
@@ -320,7 +322,7 @@ impl ModelError {
 
     /// What would fix it, where the message does not say so.
     pub fn help(&self) -> Option<String> {
-        match &self.problem {
+        match &*self.problem {
             Problem::UnknownField { field, known, .. }
             | Problem::UnknownVariant { found: field, known, .. }
             | Problem::UnknownAxis { name: field, known }
@@ -386,54 +388,56 @@ impl fmt::Display for At {
 
 impl Problem {
     pub(super) fn at(self, at: At) -> ModelError {
-        ModelError { problem: self, at }
+        ModelError { problem: Box::new(self), at }
     }
 }
 
-/// An error of the RON parser; serde's wording is kept where it says more than ours.
+/// An error of the RON parser, in our words where we know what was meant.
 pub(super) fn from_ron(source: &str, error: SpannedError) -> ModelError {
     use ron::Error as E;
-    let offset = |it: Position| {
-        let line = source.split_inclusive('\n').take(it.line.saturating_sub(1)).map(str::len);
-        let start: usize = line.sum();
-        let rest = source.get(start..).unwrap_or_default();
-        let column = rest.char_indices().nth(it.col.saturating_sub(1));
-        start + column.map_or(rest.len(), |it| it.0)
-    };
-    let (start, end) = (offset(error.span.start), offset(error.span.end));
+    let (start, end) = (offset(source, error.span.start), offset(source, error.span.end));
     let known = |it: &[&str]| it.iter().map(|it| it.to_string()).collect();
-    let (problem, word) = match error.code {
+    // The parser stands behind a name that it dislikes.
+    let behind = |word: &str| match source[..end].rfind(word) {
+        Some(at) => at..at + word.len(),
+        None => start..end.max(start),
+    };
+    let mistyped = |expected: &str| {
+        let bytes = word_at(source, start);
+        let found = match &source[bytes.clone()] {
+            "" => "the end".to_string(),
+            it => format!("`{it}`"),
+        };
+        (Problem::WrongType { expected: expected.to_string(), found }, bytes)
+    };
+    let (problem, bytes) = match error.code {
         E::NoSuchStructField { expected, found, outer } => {
-            let field = found.clone();
-            (Problem::UnknownField { owner: outer, field, known: known(expected) }, Some(found))
+            let bytes = behind(&found);
+            (Problem::UnknownField { owner: outer, field: found, known: known(expected) }, bytes)
         }
         E::NoSuchEnumVariant { expected, found, outer } => {
-            let word = found.clone();
-            (Problem::UnknownVariant { owner: outer, found, known: known(expected) }, Some(word))
-        }
-        E::MissingStructField { field, outer } => {
-            (Problem::MissingField { owner: outer, field: field.to_string() }, None)
+            let (bytes, owner) = (behind(&found), outer.map(|it| noun(&it)));
+            (Problem::UnknownVariant { owner, found, known: known(expected) }, bytes)
         }
         E::DuplicateStructField { field, .. } => {
-            (Problem::DuplicateField { field: field.to_string() }, Some(field.to_string()))
+            (Problem::DuplicateField { field: field.to_string() }, behind(field))
         }
-        E::InvalidValueForType { expected, found } => (Problem::WrongType { expected, found }, None),
-        E::ExpectedInteger => (wrong_type("a whole number", source, start), None),
-        E::ExpectedFloat => (wrong_type("a number", source, start), None),
-        E::ExpectedBoolean => (wrong_type("true or false", source, start), None),
-        E::ExpectedString => (wrong_type("a string in quotes", source, start), None),
-        E::ExpectedArray => (wrong_type("a list `[...]`", source, start), None),
-        E::ExpectedMap => (wrong_type("a map `{...}`", source, start), None),
-        E::ExpectedStructLike | E::ExpectedNamedStructLike(_) => {
-            (wrong_type("fields in `(...)`", source, start), None)
+        E::MissingStructField { field, outer } => {
+            let problem = Problem::MissingField { owner: outer, field: field.to_string() };
+            (problem, start..end.max(start))
         }
-        E::ExpectedIdentifier => (wrong_type("a name", source, start), None),
-        other => (Problem::Syntax { what: lower(&other.to_string()) }, None),
-    };
-    // The parser may stand behind the word that it dislikes.
-    let bytes = match word.and_then(|it| Some((source[..end].rfind(&it)?, it.len()))) {
-        Some((at, len)) => at..at + len,
-        None => start..end.max(start),
+        E::InvalidValueForType { expected, found } => {
+            (Problem::WrongType { expected, found }, start..end.max(start))
+        }
+        E::ExpectedInteger => mistyped("a whole number"),
+        E::ExpectedFloat => mistyped("a number"),
+        E::ExpectedBoolean => mistyped("true or false"),
+        E::ExpectedString => mistyped("a string in quotes"),
+        E::ExpectedArray => mistyped("a list `[...]`"),
+        E::ExpectedMap => mistyped("a map `{...}`"),
+        E::ExpectedStructLike | E::ExpectedNamedStructLike(_) => mistyped("fields in `(...)`"),
+        E::ExpectedIdentifier => mistyped("a name"),
+        other => (Problem::Syntax { what: lower(&other.to_string()) }, start..end.max(start)),
     };
     let line = 1 + source[..bytes.start].matches('\n').count();
     let line_start = source[..bytes.start].rfind('\n').map_or(0, |it| it + 1);
@@ -441,12 +445,40 @@ pub(super) fn from_ron(source: &str, error: SpannedError) -> ModelError {
     problem.at(At::Source { bytes, line, column })
 }
 
-fn wrong_type(expected: &str, source: &str, at: usize) -> Problem {
-    let rest = source.get(at..).unwrap_or_default().trim_start();
-    let end = rest.find(|it: char| it.is_whitespace() || ",)]}".contains(it)).unwrap_or(rest.len());
-    let found = if end == 0 { rest.chars().take(1).collect() } else { rest[..end].to_string() };
-    let found = if found.is_empty() { "the end".to_string() } else { format!("`{found}`") };
-    Problem::WrongType { expected: expected.to_string(), found }
+/// The byte of a line and column.
+fn offset(source: &str, position: Position) -> usize {
+    let lines = source.split_inclusive('\n').take(position.line.saturating_sub(1));
+    let start: usize = lines.map(str::len).sum();
+    let rest = &source[start..];
+    let column = rest.char_indices().nth(position.col.saturating_sub(1));
+    start + column.map_or(rest.len(), |it| it.0)
+}
+
+/// The word or bracket that starts at `at`, after white space.
+fn word_at(source: &str, at: usize) -> Range<usize> {
+    let rest = &source[at..];
+    let start = at + rest.len() - rest.trim_start().len();
+    let rest = &source[start..];
+    let end = rest.find(|it: char| it.is_whitespace() || "()[]{},:".contains(it));
+    let len = match end {
+        Some(0) => 1,
+        Some(end) => end,
+        None => rest.len(),
+    };
+    start..start + len
+}
+
+/// What a closed list of words is a list of.
+fn noun(owner: &str) -> String {
+    match owner {
+        "Function" => "activation".to_string(),
+        "OptimizerSpec" => "optimizer".to_string(),
+        "PlacementSpec" | "ValuePlacement" => "placement".to_string(),
+        "ParallelMode" => "parallel mode".to_string(),
+        "ReduceOp" => "reduction".to_string(),
+        "Names" => "naming scheme".to_string(),
+        _ => owner.to_lowercase(),
+    }
 }
 
 fn lower(text: &str) -> String {
@@ -469,7 +501,7 @@ pub(super) fn nearest<'a>(found: &str, known: &'a [String]) -> Option<&'a str> {
     let scored = known.iter().map(|it| (distance(&lower, &it.to_lowercase()), it));
     let (score, best) = scored.min_by_key(|it| it.0)?;
     let limit = 1 + found.chars().count().max(best.chars().count()) / 3;
-    (score <= limit && score < found.chars().count().max(2)).then_some(best.as_str())
+    (score <= limit && score < found.chars().count()).then_some(best.as_str())
 }
 
 /// Edits (insert, delete, replace, swap two neighbours) between two words.

@@ -64,12 +64,17 @@ impl Layout {
             Some(name) => checked(name, &names, "tp_mesh")?,
             None => names.iter().find(|it| *it == "tp").cloned().unwrap_or_default(),
         };
-        let data_names =
-            job(&model.data_parallel, &["dp", "dp_replicate", "dp_shard"], &names, "data_parallel")?;
+        let data_names = job(
+            &model.data_parallel,
+            &["dp", "dp_replicate", "dp_shard"],
+            &names,
+            "data_parallel",
+        )?;
         if data_names.contains(&tp_name) {
             let (first, second) = ("data-parallel", "tensor-parallel");
             let problem = Problem::AxisTwice { axis: tp_name, first, second };
-            return Err(problem.at(At::Path("data_parallel".into())));
+            let field = if model.tp_mesh.is_some() { "tp_mesh" } else { "data_parallel" };
+            return Err(problem.at(At::Path(field.into())));
         }
         let fsdp_names = job(&model.fsdp.axes, &["dp", "dp_shard"], &names, "fsdp.axes")?;
         let mut attentions = Vec::new();
@@ -155,7 +160,9 @@ fn refine(
         if it.heads == 0 || it.kv_heads == 0 || it.heads % it.kv_heads != 0 {
             let expected = format!("a divisor of heads, which is {}", it.heads);
             let found = it.kv_heads.to_string();
-            return Err(Problem::Range { field: "kv_heads".into(), found, expected }.at(at("kv_heads")));
+            return Err(
+                Problem::Range { field: "kv_heads".into(), found, expected }.at(at("kv_heads"))
+            );
         }
         if it.heads % size != 0 {
             let problem = Problem::Indivisible {
@@ -197,9 +204,9 @@ fn refine(
         };
         let suffix = if before { format!("{}", n + 1) } else { String::new() };
         let minor = format!("{name}_rep{suffix}");
-        mesh = mesh
-            .refine(&parent, major as u32, &format!("{name}_kv{suffix}"), &minor)
-            .map_err(|it| Problem::BadMesh { text: name.clone(), why: it.to_string() }.at(At::Mesh))?;
+        mesh = mesh.refine(&parent, major as u32, &format!("{name}_kv{suffix}"), &minor).map_err(
+            |it| Problem::BadMesh { text: name.clone(), why: it.to_string() }.at(At::Mesh),
+        )?;
         done = Some((name, kv_heads, minor));
     }
     Ok(mesh)
@@ -223,7 +230,10 @@ fn job(
 ) -> Result<Vec<String>, ModelError> {
     match given {
         Some(given) => {
-            let checked = given.iter().enumerate().map(|(i, it)| checked(it, names, &format!("{field}[{i}]")));
+            let checked = given
+                .iter()
+                .enumerate()
+                .map(|(i, it)| checked(it, names, &format!("{field}[{i}]")));
             checked.collect()
         }
         None => Ok(names.iter().filter(|it| usual.contains(&it.as_str())).cloned().collect()),

@@ -233,7 +233,10 @@ impl Scanner<'_> {
 
     /// Reads from an opening bracket past the closing one; stops early at the item that `wanted`
     /// accepts, given its index and its key. Returns how many items there were, and that item.
-    fn items(&mut self, wanted: impl Fn(usize, Option<&str>) -> bool) -> Option<(usize, Option<Found>)> {
+    fn items(
+        &mut self,
+        wanted: impl Fn(usize, Option<&str>) -> bool,
+    ) -> Option<(usize, Option<Found>)> {
         self.at += 1;
         let mut n = 0;
         loop {

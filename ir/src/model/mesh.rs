@@ -18,7 +18,9 @@ pub enum MeshSpec {
 impl MeshSpec {
     /// Reads `8`, `2x4` or `dp=2,tp=4`.
     pub fn parse(text: &str) -> Result<MeshSpec, ModelError> {
-        let bad = |why: &str| Problem::BadMesh { text: text.to_string(), why: why.to_string() }.at(At::Mesh);
+        let bad = |why: &str| {
+            Problem::BadMesh { text: text.to_string(), why: why.to_string() }.at(At::Mesh)
+        };
         let size = |axis: &str, size: &str| match size.trim().parse::<u32>() {
             Ok(0) => Err(Problem::EmptyAxis { axis: axis.to_string() }.at(At::Mesh)),
             Ok(size) => Ok(size),
@@ -129,7 +131,9 @@ mod tests {
         check("pt=2", Err("no mesh of this model has an axis `pt`"));
         check(
             "2x2x2x2",
-            Err("the mesh has 4 axes, and the model names the axes of meshes of 1 (dp), 2 (dp, tp)"),
+            Err(
+                "the mesh has 4 axes, and the model names the axes of meshes of 1 (dp), 2 (dp, tp)",
+            ),
         );
     }
 }

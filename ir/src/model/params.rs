@@ -68,25 +68,35 @@ impl Cx<'_> {
         decay = (decay || matches(&self.model.decay)) && !matches(&self.model.no_decay);
         trainable &= !matches(&self.model.frozen);
         let global = self.model.parameters.0.iter().filter(|it| glob(&it.0, &name));
-        let mut explicit = false;
-        for options in spec.options.into_iter().chain(global.map(|it| &it.1)) {
+        let global = global.map(|it| (Some(&it.0), &it.1));
+        let local = spec.options.map(|it| (None, it));
+        let (mut explicit, mut placed_at) = (false, None);
+        for (pattern, options) in local.into_iter().chain(global) {
             init = options.init.unwrap_or(init);
             dtype = options.dtype.unwrap_or(dtype);
             fsdp_dim = options.fsdp_dim.unwrap_or(fsdp_dim);
             decay = options.decay.unwrap_or(decay);
             trainable = options.trainable.unwrap_or(trainable);
             if let Some(placements) = &options.placements {
-                storage = self.placements(&name, placements, ndim)?;
+                let at = match pattern {
+                    Some(it) => At::Path(format!("parameters[\"{it}\"].placements")),
+                    None => self.here("placements"),
+                };
+                storage = self.placements(&name, placements, ndim, &at)?;
+                placed_at = Some(at);
                 explicit = placements.keys().any(|it| self.layout.fsdp_names.contains(it));
                 compute = self.without_fsdp(&storage);
             }
         }
         if !dtype.is_float() {
             let (field, found) = (format!("dtype of `{name}`"), dtype.to_string());
-            return Err(self.error("", Problem::Range { field, found, expected: "f32 or bf16".into() }));
+            return Err(
+                self.error("", Problem::Range { field, found, expected: "f32 or bf16".into() })
+            );
         }
         if !spec.masked {
-            self.check_even(&name, spec.shape, &compute)?;
+            let at = placed_at.unwrap_or_else(|| self.here(""));
+            self.check_even(&name, spec.shape, &compute, at)?;
         }
         if !explicit && ndim > 0 {
             let dim = fsdp_dim.min(ndim - 1);
@@ -174,12 +184,12 @@ impl Cx<'_> {
         tensor: &str,
         placements: &Placements,
         ndim: usize,
+        at: &At,
     ) -> Result<Sharding, ModelError> {
-        let at = |problem: Problem| self.error("", problem);
         for name in placements.keys() {
             if !self.layout.names.contains(name) {
                 let known = self.layout.names.clone();
-                return Err(at(Problem::UnknownAxis { name: name.clone(), known }));
+                return Err(Problem::UnknownAxis { name: name.clone(), known }.at(at.clone()));
             }
         }
         let mesh = &self.layout.mesh;
@@ -192,7 +202,7 @@ impl Cx<'_> {
             })
             .collect();
         Sharding::from_torch(&torch, ndim, mesh).map_err(|source| {
-            at(Problem::Placement { tensor: tensor.to_string(), source })
+            Problem::Placement { tensor: tensor.to_string(), source }.at(at.clone())
         })
     }
 
@@ -213,6 +223,7 @@ impl Cx<'_> {
         name: &str,
         shape: &[u64],
         sharding: &Sharding,
+        at: At,
     ) -> Result<(), ModelError> {
         let mesh = &self.layout.mesh;
         for (dim, (layout, &size)) in sharding.dims.iter().zip(shape).enumerate() {
@@ -222,7 +233,7 @@ impl Cx<'_> {
                 let fix = format!("use a size that {axis_size} divides, or another placement");
                 let (tensor, what) = (name.to_string(), format!("dim {dim}"));
                 let problem = Problem::Indivisible { tensor, what, size, axis, axis_size, fix };
-                return Err(self.error("", problem));
+                return Err(problem.at(at));
             }
         }
         Ok(())
@@ -270,7 +281,12 @@ pub(super) fn check_patterns(cx: &Cx<'_>) -> Result<(), ModelError> {
     for (i, (alias, name)) in model.tied.iter().enumerate() {
         let known = graph.params.iter().any(|it| it.aliases.contains(alias));
         check("tied", format!("tied[{i}][0]"), alias, known)?;
-        check("tied", format!("tied[{i}][1]"), name, cx.params.contains_key(cx.tied[alias.as_str()]))?;
+        check(
+            "tied",
+            format!("tied[{i}][1]"),
+            name,
+            cx.params.contains_key(cx.tied[alias.as_str()]),
+        )?;
     }
     Ok(())
 }

@@ -122,9 +122,8 @@ impl ModuleDef for Block {
                 ValuePlacement::Stream => cx.pin_stream(value)?,
                 ValuePlacement::At(placements) => {
                     let ndim = cx.ty(value).ndim();
-                    let sharding = cx.at(&format!("placements[\"{name}\"]"), |cx| {
-                        cx.placements(name, placements, ndim)
-                    })?;
+                    let at = cx.here(&format!("placements[\"{name}\"]"));
+                    let sharding = cx.placements(name, placements, ndim, &at)?;
                     cx.builder.pin(value, sharding);
                 }
             }
@@ -159,7 +158,8 @@ impl BlockOp {
             cx.error(field, Problem::Op { block: cx.title(), why })
         };
         let op = Op::from_text(&self.op).map_err(|it| fail(cx, "op", it))?;
-        let inputs = self.inputs.iter().map(|it| look_up(cx, known, it, "inputs"));
+        let inputs = self.inputs.iter().enumerate();
+        let inputs = inputs.map(|(i, it)| look_up(cx, known, it, &format!("inputs[{i}]")));
         let inputs = inputs.collect::<Result<Values, _>>()?;
         let n_results = {
             let types: SmallVec<[_; 4]> = inputs.iter().map(|&it| cx.ty(it)).collect();
@@ -170,7 +170,7 @@ impl BlockOp {
             return Err(fail(cx, "outputs", why));
         }
         let names: SmallVec<[&str; 2]> = self.outputs.iter().map(String::as_str).collect();
-        cx.ops(&names, op, &inputs)
+        cx.at("op", |cx| cx.ops(&names, op, &inputs))
     }
 }
 

@@ -8,8 +8,9 @@
 use super::{Attention, Common, Module, ModuleDef, attentions_in};
 use crate::graph::Checkpoint;
 use crate::model::elaborate::{Cx, Values};
-use crate::model::error::ModelError;
+use crate::model::error::{At, ModelError, Problem};
 use crate::model::names::join;
+use crate::ops::OpKind;
 
 module! {
     /// See the [module docs](self).
@@ -32,7 +33,11 @@ impl ModuleDef for Repeat {
     }
 
     fn build(&self, cx: &mut Cx<'_>, mut values: Values) -> Result<Values, ModelError> {
-        let checkpoint = self.checkpoint.as_ref().unwrap_or(&cx.model.checkpoint);
+        let (checkpoint, at) = match &self.checkpoint {
+            Some(own) => (own, cx.here("checkpoint")),
+            None => (&cx.model.checkpoint, At::Path("checkpoint".into())),
+        };
+        check_ops(checkpoint, at)?;
         for index in 0..self.n {
             let name = join(&self.prefix, &index.to_string()).into_owned();
             values = cx.repeated(&name, index, checkpoint, |cx| cx.chain("body", &self.body, values))?;
@@ -42,5 +47,19 @@ impl ModuleDef for Repeat {
 
     fn attentions(&self, path: &str, tp_mesh: Option<&str>, found: &mut Vec<Attention>) {
         attentions_in(&self.body, &format!("{path}.body"), tp_mesh, found);
+    }
+}
+
+/// What selective checkpointing keeps are results of ops that exist.
+fn check_ops(checkpoint: &Checkpoint, at: At) -> Result<(), ModelError> {
+    let Checkpoint::Selective(kept) = checkpoint else { return Ok(()) };
+    let known = || OpKind::ALL.iter().map(|it| it.name());
+    match kept.iter().find(|it| !known().any(|op| op == it.as_str())) {
+        None => Ok(()),
+        Some(it) => {
+            let known = known().map(str::to_string).collect();
+            let (owner, found) = (Some("op".to_string()), it.clone());
+            Err(Problem::UnknownVariant { owner, found, known }.at(at))
+        }
     }
 }
