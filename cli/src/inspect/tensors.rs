@@ -121,7 +121,7 @@ impl TensorView {
         }
         match (&self.torch, &self.torch_short) {
             (Some(torch), Ok(short)) => {
-                line("torch", &format!("[{}]  [{short}]", torch.join(", ")));
+                line("torch", &format!("[{}] or [{short}]", torch.join(", ")));
             }
             (_, Err(why)) | (None, Ok(why)) => line("torch", why),
         }
