@@ -82,7 +82,9 @@ impl File<'_> {
             Program::Graph(graph) if graph.phase != ir::Phase::Logical => {
                 let message =
                     format!("`{}` is past the phase that compiling starts at", self.path.display());
-                return Err(Failure::new("PL0609", message).help("use what `--emit logical` prints"));
+                return Err(
+                    Failure::new("PL0609", message).help("use what `--emit logical` prints")
+                );
             }
             Program::Graph(graph) => Input::Graph(graph, Duration::ZERO),
             Program::Plan(plan) => Input::Plan(plan),

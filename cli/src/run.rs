@@ -9,9 +9,9 @@ use runtime::{RunError, StepReport, TokenWidth, TrainOptions};
 use serde_json::json;
 
 use crate::input::{self, ModelArgs};
-use crate::inspect::mesh_text;
 use crate::report::{Failure, Format, Outcome, Ui, print};
-use crate::table::{grouped, short};
+use crate::table::{grouped, plural, short};
+use crate::words::mesh_text;
 
 /// Trains a plan; a model is compiled first.
 ///
@@ -201,7 +201,7 @@ impl<'a> Log<'a> {
         };
         print(&format!(
             "trained {} in {seconds:.1} s{loss}, {} tokens/s\n",
-            crate::table::plural(last.step, "step"),
+            plural(last.step, "step"),
             grouped(tps as u64)
         ));
     }
