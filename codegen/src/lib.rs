@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use ir::plan::Plan;
 use ir::{Graph, Phase};
 use passes::{
-    Autodiff, BatchCollectives, Cse, Dce, Dump, InsertCollectives, Localize, PassError, PassManager,
-    PlanMemory, PropagateShardings, Rematerialize, ScheduleOverlap, Update,
+    Autodiff, BatchCollectives, Cse, Dce, Dump, InsertCollectives, Localize, PassError,
+    PassManager, PlanMemory, PropagateShardings, Rematerialize, ScheduleOverlap, Update,
 };
 
 pub use lower::lower;
@@ -48,7 +48,8 @@ pub struct CompileError {
 
 /// Compiles a graph in phase `Logical`: the table of contents of the compiler.
 pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError> {
-    let mut manager = PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
+    let mut manager =
+        PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
     match pipeline(graph, options, &mut manager) {
         Ok(plan) => Ok(Compiled { plan, times: manager.times, dumps: manager.dumps }),
         Err(error) => Err(CompileError { error, dumps: manager.dumps }),

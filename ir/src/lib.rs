@@ -14,8 +14,8 @@ pub mod plan;
 pub mod quant;
 pub mod random;
 pub mod run;
-pub mod text;
 pub mod summary;
+pub mod text;
 pub mod types;
 pub mod verify;
 

@@ -41,7 +41,9 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
     for section in PlanSection::ALL {
         let spans = plan.spans(section);
         let mut deltas = vec![0_i64; plan.section(section).len() + 1];
-        for (buffer, &(first, last)) in spans.iter().filter_map(|(b, it)| it.as_ref().map(|it| (b, it))) {
+        for (buffer, &(first, last)) in
+            spans.iter().filter_map(|(b, it)| it.as_ref().map(|it| (b, it)))
+        {
             let bytes = plan.local_bytes(buffer) as i64;
             deltas[first] += bytes;
             deltas[last + 1] -= bytes;

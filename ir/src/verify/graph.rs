@@ -154,7 +154,8 @@ impl<'a> Cx<'a> {
             if !seen.insert((store.state, store.section)) {
                 self.value(store.state, format!("is stored twice in {:?}", store.section));
             }
-            if graph.phase >= Phase::Sharded && graph.values[store.state].sharding != value.sharding {
+            if graph.phase >= Phase::Sharded && graph.values[store.state].sharding != value.sharding
+            {
                 let message = format!("is stored %{}, which is laid out differently", value.name);
                 self.value(store.state, message);
             }
@@ -231,7 +232,9 @@ impl<'a> Cx<'a> {
         let explicit = graph.phase >= Phase::Explicit;
         match &data.op {
             Op::Reshard(_) if explicit => self.node(index, "data moves in a `reshard`".into()),
-            Op::Collective(_) if !explicit => self.node(index, "a collective before its time".into()),
+            Op::Collective(_) if !explicit => {
+                self.node(index, "a collective before its time".into())
+            }
             Op::Collective(op) => {
                 if inputs.len() != results.len() {
                     self.node(index, "has not one result for each operand".into());

@@ -106,7 +106,13 @@ impl<'a> Checker<'a> {
         let global = match self.local {
             // Sizes of results say which op this was before it was made local.
             true => {
-                errors.extend(infer_error(key.op, &inputs, &results, |it| &it.local, "on one rank, "));
+                errors.extend(infer_error(
+                    key.op,
+                    &inputs,
+                    &results,
+                    |it| &it.local,
+                    "on one rank, ",
+                ));
                 let shapes: SmallVec<[&[u64]; 4]> =
                     results.iter().map(|it| it.ty.shape.as_slice()).collect();
                 key.op.localize(&shapes)
@@ -218,9 +224,8 @@ pub(super) fn types_error<'b>(
         Err(error) => return Some(format!("{on}{error}")),
     };
     let results: Types = results.cloned().collect();
-    let show = |it: &[TensorType]| {
-        it.iter().map(|it| it.to_string()).collect::<Vec<_>>().join(", ")
-    };
+    let show =
+        |it: &[TensorType]| it.iter().map(|it| it.to_string()).collect::<Vec<_>>().join(", ");
     (made != results).then(|| format!("{on}makes {}, not {}", show(&made), show(&results)))
 }
 

@@ -83,7 +83,9 @@ impl<'a> Cx<'a> {
         self.errors.push(VerifyError { place, context, message });
     }
 
-    fn instructions(&self) -> impl Iterator<Item = ((PlanSection, usize), &'a Instruction)> + use<'a> {
+    fn instructions(
+        &self,
+    ) -> impl Iterator<Item = ((PlanSection, usize), &'a Instruction)> + use<'a> {
         let plan = self.plan;
         PlanSection::ALL.into_iter().flat_map(move |section| {
             plan.section(section).iter().enumerate().map(move |it| ((section, it.0), it.1))
@@ -220,7 +222,8 @@ impl<'a> Cx<'a> {
             }
             for (operand, _) in args.iter().enumerate().filter(|it| it.1 == result) {
                 if !op.in_place().contains(&(i, operand)) {
-                    let message = format!("makes result {i} in operand {operand}, which it may not");
+                    let message =
+                        format!("makes result {i} in operand {operand}, which it may not");
                     self.instruction(at, message);
                 }
             }
@@ -397,7 +400,9 @@ impl Walk<'_, '_> {
             Instruction::Wait { event, .. } => {
                 self.clocks.wait(*event, stream);
             }
-            Instruction::Compute { .. } | Instruction::Collective { .. } | Instruction::Copy { .. } => {
+            Instruction::Compute { .. }
+            | Instruction::Collective { .. }
+            | Instruction::Copy { .. } => {
                 let time = self.clocks.run(stream);
                 let access = Access { stream, time, index: self.at.1 };
                 let (reads, writes) = (instruction.reads(), instruction.writes());
