@@ -1,2 +1,53 @@
-//! placeholder
-fn main() {}
+//! The `planc` command. One file per subcommand; what is not presentation belongs to the libraries.
+//!
+//! stdout is what was asked for, stderr is what went wrong. Exit codes: 0, 1 (the user's input), 2
+//! (usage, from clap), 101 (our bug).
+
+mod compile;
+mod explain;
+mod input;
+mod inspect;
+mod lint;
+mod report;
+mod run;
+mod table;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use report::Ui;
+
+/// Compiles, runs and inspects sharded transformer training.
+#[derive(Debug, Parser)]
+#[command(name = "planc", version, propagate_version = true, max_term_width = 80)]
+#[command(after_help = "Exit codes: 0 done, 1 an error in the input, 2 usage, 101 a bug in planc.")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    ui: Ui,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Compile(compile::Args),
+    Run(run::Args),
+    Inspect(inspect::Args),
+    Explain(explain::Args),
+}
+
+fn main() -> ExitCode {
+    report::install_panic_hook();
+    let cli = Cli::parse();
+    let result = match &cli.command {
+        Command::Compile(args) => compile::run(args, &cli.ui),
+        Command::Run(args) => run::run(args, &cli.ui),
+        Command::Inspect(args) => inspect::run(args, &cli.ui),
+        Command::Explain(args) => explain::run(args, &cli.ui),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(&cli.ui),
+    }
+}

@@ -199,6 +199,8 @@ pub struct ScopeData {
     pub checkpoint: Checkpoint,
     /// Whether the unit's weights are gathered again for the backward pass.
     pub reshard_after_forward: bool,
+    /// Axes over which its weights' scales must agree, if not those of [`Graph::weight_mesh`].
+    pub weight_mesh: Option<AxisSet>,
 }
 
 /// Activation checkpointing policy of a unit.
@@ -240,6 +242,7 @@ pub struct Param {
 
 /// How a parameter starts: values depend on (seed, name, global index) and on nothing else.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub enum Init {
     /// All zero.
     Zeros,

@@ -8,6 +8,7 @@
 
 pub mod build;
 pub mod graph;
+pub mod model;
 pub mod ops;
 pub mod placement;
 pub mod plan;

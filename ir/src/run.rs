@@ -38,6 +38,7 @@ pub struct Schedule {
 
 /// How the learning rate falls after the warm-up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub enum Decay {
     /// It does not.
     #[default]

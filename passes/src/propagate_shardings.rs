@@ -3,8 +3,8 @@
 //! One walk in program order. At each node the candidates are the ways to shard the op's factors that
 //! its operands, its pinned results and its primal suggest; the cheapest wins, counting what must be
 //! moved, what a partial result will cost later, and the work that one rank does. A value that was
-//! moved is kept as a copy, so that a second reader (or its gradient) moves nothing. Weights stay
-//! where the user put them: moving one costs [`WEIGHT_PENALTY`] times as much, and is reported.
+//! moved is kept as a copy, so that a second reader (or its gradient) moves nothing. Weights and data
+//! stay where the user put them: moving one costs [`PLACED_PENALTY`] times as much.
 //!
 //! Values that start the program without a sharding (inputs of a model that annotates only some
 //! values) get one first, from a walk against program order; accumulators follow what they sum.
@@ -21,8 +21,12 @@ use smallvec::SmallVec;
 
 use crate::{Pass, PassError};
 
-/// How much dearer it is to move a weight than an activation of the same size.
-const WEIGHT_PENALTY: f64 = 100.0;
+/// How much dearer it is to move what the user placed, a weight or a batch of data, than an activation
+/// of the same size.
+const PLACED_PENALTY: f64 = 100.0;
+/// What a partial result costs later, as a share of its all-reduce: a reduce-scatter may do, but no
+/// less.
+const LATER_SHARE: f64 = 0.5;
 /// Bytes per second at which one rank reads and writes memory; decides ties among placements only.
 const MEMORY_BANDWIDTH: f64 = 4e12;
 /// Operations per second of one rank; decides ties among placements only.
@@ -57,14 +61,17 @@ impl Pass<Graph> for PropagateShardings {
         }
         settle_leaves(graph);
         let order = std::mem::take(&mut graph.order);
-        let mut weights = SecondaryMap::new();
+        let mut placed = SecondaryMap::new();
         for param in &graph.params {
-            weights[param.full] = true;
+            placed[param.full] = true;
+        }
+        for (value, data) in graph.values.iter() {
+            placed[value] |= data.def == Def::Input;
         }
         let builder = Builder::new(graph);
         let mut walk = Walk {
             builder,
-            weights,
+            placed,
             copies: SecondaryMap::new(),
             known: FxHashMap::default(),
             cost: CommCost::default(),
@@ -131,8 +138,8 @@ fn factors(graph: &Graph, node: Node) -> Factors {
 
 struct Walk<'a> {
     builder: Builder<'a>,
-    /// Gathered parameters.
-    weights: SecondaryMap<Value, bool>,
+    /// Gathered parameters and data.
+    placed: SecondaryMap<Value, bool>,
     /// Other layouts of each value that exist already.
     copies: SecondaryMap<Value, SmallVec<[Value; 2]>>,
     /// Choices made, by everything that they depend on: identical layers cost one search.
@@ -185,7 +192,7 @@ impl Walk<'_> {
         data.op.hash(&mut hasher);
         for &input in &data.inputs {
             graph.ty(input).hash(&mut hasher);
-            self.weights[input].hash(&mut hasher);
+            self.placed[input].hash(&mut hasher);
             graph.sharding(input).hash(&mut hasher);
             self.copies[input].len().hash(&mut hasher);
             for &copy in &self.copies[input] {
@@ -219,8 +226,8 @@ impl Walk<'_> {
         // Suggestions in the order in which they are listened to.
         let mut sources: SmallVec<[(&ir::ops::Dims, &Sharding); 8]> = SmallVec::new();
         let inputs = || data.inputs.iter().zip(&factors.inputs);
-        for weight in [true, false] {
-            let of_kind = inputs().filter(|it| self.weights[*it.0] == weight);
+        for placed in [true, false] {
+            let of_kind = inputs().filter(|it| self.placed[*it.0] == placed);
             sources.extend(of_kind.map(|(&value, dims)| (dims, graph.sharding(value))));
         }
         for (&value, dims) in data.results.iter().zip(&factors.results) {
@@ -275,7 +282,7 @@ impl Walk<'_> {
         let mut shapes: SmallVec<[ir::Shape; 8]> = SmallVec::new();
         for (i, &input) in data.inputs.iter().enumerate() {
             let Some(needed) = factors.input(i, candidate, mesh) else { return Ok(None) };
-            let penalty = if self.weights[input] { WEIGHT_PENALTY } else { 1.0 };
+            let penalty = if self.placed[input] { PLACED_PENALTY } else { 1.0 };
             seconds += penalty * self.cheapest(input, &needed)?.1;
             let shape = needed.local_shape(&graph.ty(input).shape, mesh);
             bytes += shape.iter().product::<u64>() * graph.ty(input).dtype.bytes();
@@ -283,12 +290,13 @@ impl Walk<'_> {
         }
         for (i, &result) in data.results.iter().enumerate() {
             let Some(natural) = factors.result(i, candidate, mesh) else { return Ok(None) };
-            let to = match &graph.values[result].sharding {
-                Some(pin) => pin.clone(),
-                // A partial value is reduced sooner or later.
-                None => natural.without_partial(),
+            seconds += match &graph.values[result].sharding {
+                Some(pin) => self.seconds(&natural, pin, graph.ty(result))?,
+                None => {
+                    let whole = natural.without_partial();
+                    LATER_SHARE * self.seconds(&natural, &whole, graph.ty(result))?
+                }
             };
-            seconds += self.seconds(&natural, &to, graph.ty(result))?;
             let shape = natural.local_shape(&graph.ty(result).shape, mesh);
             bytes += shape.iter().product::<u64>() * graph.ty(result).dtype.bytes();
             shapes.push(shape);

@@ -1,1 +1,22 @@
-//! runtime
+//! Runs plans: binds a plan to mesh coordinates, executes it, feeds it data and weights.
+//!
+//! Reading order: [`bind`] (a plan becomes the program of one rank), [`exec`] (the loop over it),
+//! [`backend`] (what runs an instruction), [`comm`] (how ranks meet), [`session`] (all ranks of a plan
+//! in this process), [`mod@train`] (the training loop).
+
+pub mod backend;
+pub mod bind;
+pub mod comm;
+pub mod data;
+pub mod error;
+pub mod exec;
+mod map;
+pub mod memory;
+pub mod session;
+pub mod train;
+pub mod weights;
+
+pub use data::{Batch, Data, TokenWidth};
+pub use error::RunError;
+pub use session::{RANKS_MAX, Session, SessionOptions, StepReport};
+pub use train::{TrainOptions, train};

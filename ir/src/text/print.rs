@@ -172,6 +172,9 @@ impl<'a> Printer<'a> {
         if data.reshard_after_forward {
             self.out.push_str(" reshard");
         }
+        if let Some(axes) = data.weight_mesh {
+            self.write(format_args!(" weight_mesh=({})", self.mesh.names(axes)));
+        }
         self.out.push('\n');
     }
 

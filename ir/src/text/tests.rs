@@ -41,6 +41,7 @@ fn full_graph(phase: Phase) -> Graph {
         unit: 1,
         checkpoint: Checkpoint::Selective(vec!["matmul".into(), "odd \"name\"\n".into()]),
         reshard_after_forward: true,
+        weight_mesh: None,
     });
     let mlp = graph.scopes.push(ScopeData {
         path: "model.layers.0.mlp".into(),
@@ -48,6 +49,7 @@ fn full_graph(phase: Phase) -> Graph {
         unit: 1,
         checkpoint: Checkpoint::Full,
         reshard_after_forward: false,
+        weight_mesh: Some(mesh().all()),
     });
     graph.scopes.push(ScopeData { path: "orphan".into(), ..ScopeData::default() });
     let at = |text: &str| Sharding::parse(text, &mesh()).unwrap();
@@ -380,7 +382,8 @@ fn errors_say_where_and_what_was_expected() {
     check_error(
         "plan @g phase=planned mesh=(a=4000000000, b=4000000000, c=4000000000) {\n}\n",
         "(a=4000000000, b=4000000000, c=4000000000)",
-        "the mesh has more than 2^40 ranks",
+        "mesh axis `b` of size 4000000000: with it the mesh has more ranks than can be numbered; \
+         use smaller axes",
     );
     check_error(
         &graph("input %x : f16[4] @ [dp]"),

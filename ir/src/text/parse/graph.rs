@@ -157,6 +157,9 @@ impl<'a> Parser<'a> {
             } else if self.cursor.eat_word("checkpoint") {
                 self.cursor.expect(b'=')?;
                 data.checkpoint = self.ron("None, Full or Selective([..])")?;
+            } else if self.cursor.eat_word("weight_mesh") {
+                self.cursor.expect(b'=')?;
+                data.weight_mesh = Some(self.axes(&draft.graph.mesh)?);
             } else {
                 break;
             }

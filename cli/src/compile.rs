@@ -1,0 +1,391 @@
+//! `planc compile`: from a model to a plan, with a summary of what it will hold, send and compute.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use ir::Phase;
+use ir::plan::{MemoryProfile, Plan, memory_profile};
+use ir::summary::Summary;
+use passes::{GRAPH_PASSES, PLAN_PASSES, PassManager};
+use serde_json::json;
+
+use crate::input::{self, File, Input, ModelArgs};
+use crate::inspect::mesh_text;
+use crate::lint::{self, Finding, Lint};
+use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
+use crate::table::{Align, Table, bytes, elided, plural, short, wrapped};
+
+/// Compiles a model for a mesh.
+///
+/// Writes the plan into the current folder, named after the model, and prints what each rank will
+/// hold, send and compute in a step. With `--emit` it prints the program of that phase instead.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model, or IR.
+    #[arg(value_name = "MODEL.ron|GRAPH.ir")]
+    input: PathBuf,
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Where to write.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Print the program at the end of a phase, instead of a summary.
+    #[arg(long, value_enum)]
+    emit: Option<Emit>,
+    /// Print the program after these passes, or after all of them.
+    #[arg(long, value_name = "PASS|all", value_delimiter = ',')]
+    dump_ir_after: Vec<String>,
+    /// Write dumps into this folder (`03-cse.ir`) instead of stderr.
+    #[arg(long, value_name = "DIR", requires = "dump_ir_after")]
+    dump_dir: Option<PathBuf>,
+    /// Print the time of each pass.
+    #[arg(long)]
+    time_passes: bool,
+    /// Make an error of a lint.
+    #[arg(long, value_enum, value_name = "LINT")]
+    deny: Vec<Lint>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Emit {
+    /// Global tensors; shardings only where the model fixes them.
+    Logical,
+    /// Every value has a sharding.
+    Sharded,
+    /// Every movement is a collective.
+    Explicit,
+    /// What one rank runs.
+    Local,
+    /// Instructions over memory.
+    Plan,
+}
+
+impl Emit {
+    /// The last pass of the phase.
+    fn last_pass(self) -> Option<&'static str> {
+        let phase = match self {
+            Emit::Logical => Phase::Logical,
+            Emit::Sharded => Phase::Sharded,
+            Emit::Explicit => Phase::Explicit,
+            Emit::Local => Phase::Local,
+            Emit::Plan => return None,
+        };
+        GRAPH_PASSES.iter().rev().find(|it| it.phases().1 == phase).map(|it| it.name())
+    }
+}
+
+/// A compiled model and what is to be said about it.
+struct Compiled {
+    plan: Plan,
+    summary: Summary,
+    memory: MemoryProfile,
+    findings: Vec<Finding>,
+    times: Times,
+}
+
+struct Times {
+    elaborate: Duration,
+    passes: Vec<(&'static str, Duration)>,
+    total: Duration,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, ui: &Ui) -> Outcome {
+    check_passes(&args.dump_ir_after)?;
+    let file = File::read(&args.input)?;
+    let start = Instant::now();
+    let (graph, elaborate) = match file.input(&args.model)? {
+        Input::Graph(graph, elaborate) => (graph, elaborate),
+        Input::Plan(_) => {
+            let message = format!("`{}` is a plan, which is compiled already", args.input.display());
+            return Err(Failure::new("PL0609", message).help("run it, or inspect it"));
+        }
+    };
+    let emit_after = args.emit.and_then(Emit::last_pass);
+    let mut manager = PassManager::default();
+    manager.dump_after.extend(args.dump_ir_after.iter().cloned());
+    manager.dump_after.extend(emit_after.map(str::to_string));
+    let result = codegen::compile(graph, &mut manager);
+    let total = start.elapsed();
+    dump(args, &manager)?;
+    let plan = result.map_err(|it| file.pass_failure(&it))?;
+
+    let findings = lint::findings(&plan);
+    let times = Times { elaborate, passes: manager.times, total };
+    if let Some(emit) = args.emit {
+        let text = match emit_after {
+            Some(pass) => manager.dumps.iter().rev().find(|it| it.pass == pass),
+            None => None,
+        };
+        let text = match (text, emit) {
+            (Some(dump), _) => dump.text.clone(),
+            (None, Emit::Plan) => ir::text::print_plan(&plan),
+            (None, _) => return Err(Failure::bug("the phase to emit was not reached")),
+        };
+        match &args.output {
+            Some(path) => input::write(path, &text)?,
+            None => print(&text),
+        }
+        if args.time_passes {
+            eprint!("{}", times.table());
+        }
+        return deny(&args.deny, &findings);
+    }
+
+    deny(&args.deny, &findings)?;
+    let output = args.output.clone().unwrap_or_else(|| default_output(&args.input));
+    input::write(&output, &ir::text::print_plan(&plan))?;
+    let (summary, memory) = (Summary::of(&plan), memory_profile(&plan));
+    let compiled = Compiled { plan, summary, memory, findings, times };
+    match ui.format {
+        Format::Json => print_json(&compiled.json(&output)),
+        Format::Text if ui.quiet => Ok(()),
+        Format::Text => {
+            print(&compiled.text(&output, args.time_passes || ui.verbose));
+            Ok(())
+        }
+    }
+}
+
+/// `models/a.ron` -> `a.plan`.
+fn default_output(input: &Path) -> PathBuf {
+    Path::new(input.file_stem().unwrap_or_default()).with_extension("plan")
+}
+
+fn pass_names() -> Vec<&'static str> {
+    let graph = GRAPH_PASSES.iter().map(|it| it.name());
+    graph.chain(PLAN_PASSES.iter().map(|it| it.name())).collect()
+}
+
+fn check_passes(wanted: &[String]) -> Outcome {
+    let known = pass_names();
+    match wanted.iter().find(|it| *it != "all" && !known.contains(&it.as_str())) {
+        None => Ok(()),
+        Some(unknown) => Err(Failure::new("PL0606", format!("there is no pass `{unknown}`"))
+            .help(format!("one of {}, or all", known.join(", ")))),
+    }
+}
+
+/// Prints what was asked for with `--dump-ir-after`, also after an error.
+fn dump(args: &Args, manager: &PassManager) -> Outcome {
+    let asked = |pass: &str| args.dump_ir_after.iter().any(|it| it == pass || it == "all");
+    if let Some(folder) = &args.dump_dir {
+        std::fs::create_dir_all(folder).map_err(|it| {
+            let why = input::reason(&it);
+            Failure::new("PL0601", format!("cannot make `{}`: {why}", folder.display()))
+        })?;
+    }
+    for (i, dump) in manager.dumps.iter().filter(|it| asked(it.pass)).enumerate() {
+        match &args.dump_dir {
+            Some(folder) => {
+                let name = format!("{:02}-{}.ir", i + 1, dump.pass);
+                input::write(&folder.join(name), &dump.text)?;
+            }
+            None => eprint!("{dump}"),
+        }
+    }
+    Ok(())
+}
+
+fn deny(denied: &[Lint], findings: &[Finding]) -> Outcome {
+    match findings.iter().find(|it| denied.contains(&it.lint)) {
+        None => Ok(()),
+        Some(finding) => Err(Failure::new("PL0611", finding.text())
+            .help(format!("it is an error because of `--deny {}`", finding.lint.name()))),
+    }
+}
+
+impl Times {
+    /// Time of each part, by name.
+    fn parts(&self) -> Vec<(&'static str, Duration)> {
+        let of = |wanted: &dyn Fn(&str) -> bool| -> Duration {
+            self.passes.iter().filter(|it| wanted(it.0)).map(|it| it.1).sum()
+        };
+        let graph = |it: &str| GRAPH_PASSES.iter().any(|pass| pass.name() == it);
+        vec![
+            ("elaborate", self.elaborate),
+            ("passes", of(&graph)),
+            ("lower", of(&|it| it == "lower")),
+            ("schedule", of(&|it| it == "schedule-overlap")),
+            ("memory", of(&|it| it == "plan-memory")),
+            ("verify", of(&|it| it == "verify")),
+        ]
+    }
+
+    fn table(&self) -> String {
+        let mut table = Table::new(2, &[Align::Left, Align::Right]);
+        table.row(["elaborate".to_string(), ms(self.elaborate)]);
+        for (pass, time) in &self.passes {
+            table.row([pass.to_string(), ms(*time)]);
+        }
+        table.row(["total".to_string(), ms(self.total)]);
+        table.text()
+    }
+}
+
+fn ms(time: Duration) -> String {
+    format!("{:.2} ms", time.as_secs_f64() * 1e3)
+}
+
+impl Compiled {
+    fn text(&self, output: &Path, time_passes: bool) -> String {
+        let Compiled { plan, summary, memory, findings, times } = self;
+        let title = format!("{} on {}", plan.name, mesh_text(&plan.mesh));
+        let mut res = format!("{title} -> {}\n\n", output.display());
+        let mut line = |label: &str, text: &str| {
+            for (i, part) in wrapped(text, 64).iter().enumerate() {
+                let label = if i == 0 { label } else { "" };
+                res.push_str(&format!("{label:<13}{part}\n"));
+            }
+        };
+        line("parameters", &format!("{} in {}", short(summary.parameters), plural(plan.params.len() as u64, "tensor")));
+        line("computes", &format!("{}FLOP a step and rank", short_unit(summary.flops)));
+        line(
+            "memory",
+            &format!(
+                "{} a rank: {} kept, {} temporary at the peak",
+                bytes(memory.total_bytes()),
+                bytes(memory.persistent_bytes),
+                bytes(memory.step_bytes)
+            ),
+        );
+        if let Some((section, index)) = memory.peak {
+            let n = plan.section(section).len();
+            let what = describe(plan, section, index);
+            line("peak", &format!("{} {} of {n}, {what}, with", section.name(), index + 1));
+            let mut table = Table::new(15, &[Align::Right, Align::Left]);
+            for (buffer, size) in memory.largest.iter().take(4) {
+                table.row([bytes(*size), elided(&plan.buffers[*buffer].name, 50)]);
+            }
+            res.push_str(&table.text());
+        }
+        res.push_str(&self.collectives());
+        let groups: Vec<String> = summary
+            .amax_groups
+            .iter()
+            .map(|it| match it.axes.as_str() {
+                "" => format!("{} in none", plural(it.weights, "weight")),
+                axes => format!("{} over {axes}", plural(it.weights, "weight")),
+            })
+            .collect();
+        let mut line = |label: &str, text: &str| {
+            for (i, part) in wrapped(text, 64).iter().enumerate() {
+                let label = if i == 0 { label } else { "" };
+                res.push_str(&format!("{label:<13}{part}\n"));
+            }
+        };
+        line("amax groups", &groups.join("; "));
+        let parts: Vec<String> = times
+            .parts()
+            .iter()
+            .map(|(name, time)| format!("{name} {:.1}", time.as_secs_f64() * 1e3))
+            .collect();
+        line("compiled in", &format!("{} ({})", ms(times.total), parts.join(", ")));
+        for finding in findings {
+            line("note", &finding.text());
+        }
+        if time_passes {
+            res.push('\n');
+            res.push_str(&times.table());
+        }
+        res
+    }
+
+    fn collectives(&self) -> String {
+        let cell = |it: &str| it.to_string();
+        let mut table = Table::new(
+            0,
+            &[Align::Left, Align::Left, Align::Left, Align::Right, Align::Right, Align::Right],
+        );
+        table.row([
+            cell("collectives"), cell("over"), cell("kind"), cell("calls"), cell("bytes"), cell("sent"),
+        ]);
+        for it in &self.summary.collectives {
+            table.row([
+                String::new(),
+                it.axes.clone(),
+                cell(it.kind),
+                it.count.to_string(),
+                bytes(it.bytes),
+                bytes(it.wire_bytes),
+            ]);
+        }
+        let calls: u64 = self.summary.collectives.iter().map(|it| it.count).sum();
+        table.row([
+            String::new(),
+            cell("all"),
+            String::new(),
+            calls.to_string(),
+            String::new(),
+            bytes(self.summary.wire_bytes()),
+        ]);
+        table.text()
+    }
+
+    fn json(&self, output: &Path) -> serde_json::Value {
+        let Compiled { plan, summary, memory, findings, times } = self;
+        let ms = |it: &Duration| it.as_secs_f64() * 1e3;
+        let by_name = |times: &[(&'static str, Duration)]| -> serde_json::Map<String, _> {
+            times.iter().map(|it| (it.0.to_string(), json!(ms(&it.1)))).collect()
+        };
+        let axes: Vec<_> = plan
+            .mesh
+            .user_axes()
+            .iter()
+            .map(|(name, size)| json!({ "name": name, "size": size }))
+            .collect();
+        let largest: Vec<_> = memory
+            .largest
+            .iter()
+            .map(|(buffer, size)| json!({ "name": plan.buffers[*buffer].name, "bytes": size }))
+            .collect();
+        let peak = memory.peak.map(|(section, index)| {
+            json!({
+                "section": section.name(),
+                "instruction": index,
+                "of": plan.section(section).len(),
+                "what": describe(plan, section, index),
+                "live_bytes": memory.live_bytes,
+                "largest": largest,
+            })
+        });
+        json!({
+            "name": plan.name,
+            "output": output.display().to_string(),
+            "mesh": { "axes": axes, "ranks": plan.mesh.n_ranks() },
+            "micro_batches": plan.micro_batches,
+            "parameter_tensors": plan.params.len(),
+            "summary": summary,
+            "memory": { "total_bytes": memory.total_bytes(), "peak": peak },
+            "lints": findings,
+            "time_ms": {
+                "total": ms(&times.total),
+                "parts": by_name(&times.parts()),
+                "passes": by_name(&times.passes),
+            },
+        })
+    }
+}
+
+/// `1.2 G`, with the space that a unit needs after it.
+fn short_unit(n: u64) -> String {
+    let text = short(n);
+    if text.ends_with(|it: char| it.is_ascii_digit()) { format!("{text} ") } else { text }
+}
+
+/// `` `matmul` making `h` ``.
+pub fn describe(plan: &Plan, section: ir::plan::PlanSection, index: usize) -> String {
+    use ir::plan::Instruction;
+    let Some(instruction) = plan.section(section).get(index) else { return String::new() };
+    let what = match instruction {
+        Instruction::Compute { op, .. } => op.name(),
+        Instruction::Collective { kind, .. } => kind.name(),
+        Instruction::Copy { .. } => "copy",
+        Instruction::Record { .. } => "record",
+        Instruction::Wait { .. } => "wait",
+    };
+    match instruction.writes().first() {
+        Some(&buffer) => format!("`{what}` making `{}`", plan.buffers[buffer].name),
+        None => format!("`{what}`"),
+    }
+}

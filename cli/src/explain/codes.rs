@@ -1,0 +1,515 @@
+//! The table of codes: `PL01xx` how a model is written, `PL02xx` what it means, `PL03xx` gradients
+//! and update, `PL04xx` shardings, `PL05xx` running, `PL06xx` the command line and its files.
+
+use super::Code;
+
+/// Every code, in order.
+pub const CODES: &[Code] = &[
+    Code {
+        code: "PL0001",
+        title: "a bug in planc",
+        text: "A pass left a program that its verifier refuses, or an assertion failed. Nothing in \
+               your input can be blamed; planc stops with exit code 101 instead of going on with \
+               a program that may compute something else.",
+        example: "`propagate-shardings` broke 1 invariant: `h` has no sharding.",
+        fix: "Report it, with the command line and the model. `--dump-ir-after all` shows the pass \
+              that went wrong.",
+    },
+    Code {
+        code: "PL0101",
+        title: "the model is not RON",
+        text: "The file could not be read as RON (Rusty Object Notation): a bracket is not closed, \
+               a comma is missing, or a value has a type that its field cannot have. The position is \
+               where reading stopped, so the cause may be a little before it.",
+        example: "layers: [Embedding(vocab: 256 dim: 64)] lacks a comma after 256.",
+        fix: "Correct the syntax there. Structs use ( ), lists [ ], maps { }; strings need quotes.",
+    },
+    Code {
+        code: "PL0102",
+        title: "unknown field",
+        text: "A module or the model has no field of this name. Unknown fields are errors, because \
+               a misspelt option that is silently ignored trains another model than the one written.",
+        example: "TransformerLayer(kv_head: 2): the field is kv_heads.",
+        fix: "Use the field that the report suggests, or remove it. docs/model.md lists all fields.",
+    },
+    Code {
+        code: "PL0103",
+        title: "a value of the wrong type",
+        text: "The field exists, and its value is of another type: a string where a number belongs, \
+               a list where a struct belongs, a negative or fractional number where a size belongs.",
+        example: "heads: \"8\" instead of heads: 8.",
+        fix: "Write a value of the type that the report names.",
+    },
+    Code {
+        code: "PL0104",
+        title: "a field is missing",
+        text: "A field without a default is not given. Sizes have no defaults, since a wrong guess \
+               would only be found after training.",
+        example: "Embedding(dim: 64) does not say how large the vocabulary is.",
+        fix: "Add the field.",
+    },
+    Code {
+        code: "PL0105",
+        title: "unknown word",
+        text: "A word from a closed list was expected (a module, an activation, an element type, an \
+               optimizer), and this one is not in it.",
+        example: "activation: swigl instead of swiglu.",
+        fix: "Use a word of the list in the report.",
+    },
+    Code {
+        code: "PL0106",
+        title: "a field is given twice",
+        text: "One struct gives the same field two times. planc does not choose one of the values.",
+        example: "Model(sequence: 128, .., sequence: 256).",
+        fix: "Remove one of them.",
+    },
+    Code {
+        code: "PL0107",
+        title: "an override cannot be applied",
+        text: "`--set path=value` replaces one value of the model before it is read. The path does not \
+               lead to a field of this model, or the value is not RON.",
+        example: "--set layers[9].dim=64 in a model of three layers.",
+        fix: "Write the path as in the file: precision.compute=bf16, layers[1].n=4.",
+    },
+    Code {
+        code: "PL0201",
+        title: "unknown mesh axis",
+        text: "A placement, an option or `--mesh` names an axis that no mesh of the model has. The \
+               axes are those of the model's field `meshes`.",
+        example: "tp_mesh: \"tpp\", or --mesh dp=2,pt=4.",
+        fix: "Correct the name, or add the axis to `meshes`.",
+    },
+    Code {
+        code: "PL0202",
+        title: "a placement that the tensor cannot have",
+        text: "A placement names a dimension that the tensor does not have, an axis that is not in \
+               the mesh, or the same axis for two dimensions; or its parts could not be gathered back \
+               in order. planc refuses a layout whose gather would permute the tensor.",
+        example: "Shard(1) for a bias, which has dimension 0 only.",
+        fix: "Give one placement per axis, of dimensions that exist.",
+    },
+    Code {
+        code: "PL0203",
+        title: "a size that an axis does not divide",
+        text: "Sizes that are shared out in whole parts (heads, the sequence under sequence \
+               parallelism, features between column- and row-parallel layers) must be multiples of the \
+               axis. Storage of weights may be uneven; these may not, since ranks would compute \
+               different amounts and kernels would see different shapes.",
+        example: "heads: 6 on a mesh with tp=4.",
+        fix: "Use a size that is a multiple of the axis, or an axis that divides it.",
+    },
+    Code {
+        code: "PL0204",
+        title: "KV heads that can be neither shared out nor replicated",
+        text: "With grouped-query attention, tp ranks either get some of the KV heads each (tp divides \
+               kv_heads), or each KV head is replicated over the same number of ranks (kv_heads \
+               divides tp). Anything else would give ranks different numbers of heads.",
+        example: "kv_heads: 3 on a mesh with tp=4.",
+        fix: "Use a tp that divides kv_heads or is a multiple of it.",
+    },
+    Code {
+        code: "PL0205",
+        title: "a mesh with a number of axes that the model does not name",
+        text: "`--mesh 2x4` gives sizes only; the model's field `meshes` says what the axes of a mesh \
+               of two axes are called. It has no entry for this number.",
+        example: "--mesh 2x2x2x2 for a model with names for one, two and three axes.",
+        fix: "Add names to `meshes`, or give them on the command line: --mesh dp=2,tp=4.",
+    },
+    Code {
+        code: "PL0206",
+        title: "not a mesh",
+        text: "The text of the mesh cannot be read, an axis has size 0, or there are more ranks than \
+               can be numbered.",
+        example: "--mesh 2x0, --mesh 2*4.",
+        fix: "Write 8, 2x4 or dp=2,tp=4; every axis needs at least one rank.",
+    },
+    Code {
+        code: "PL0207",
+        title: "a batch that cannot be shared out",
+        text: "The sequences of a step are cut into micro-batches, and each of those over the \
+               data-parallel axes, in equal parts. Unequal parts would weigh sequences differently.",
+        example: "batch: Global(6) with 2 micro-batches on dp=2 needs a multiple of 4.",
+        fix: "Use a batch that is a multiple of micro-batches times data-parallel ranks.",
+    },
+    Code {
+        code: "PL0208",
+        title: "sizes that do not fit together",
+        text: "Operands of an op, or a module and its input, have sizes that contradict each other.",
+        example: "A layer of dim 128 after an embedding of dim 64.",
+        fix: "Make the sizes agree; the report names both.",
+    },
+    Code {
+        code: "PL0209",
+        title: "a pattern that fits no parameter",
+        text: "A pattern in an option (decay, frozen, parameters, tied) matches nothing. It is an \
+               error, because the option would have no effect.",
+        example: "frozen: [\"model.embed.*\"] where the parameter is model.embed_tokens.weight.",
+        fix: "Correct the pattern; `planc inspect` lists the parameters. `*` stands for any text.",
+    },
+    Code {
+        code: "PL0210",
+        title: "tied parameters of different shapes",
+        text: "Tied parameters are one tensor, so their shapes must be the same.",
+        example: "A head over 512 tokens, tied to an embedding of 256.",
+        fix: "Give both the same sizes, or do not tie them.",
+    },
+    Code {
+        code: "PL0211",
+        title: "two parameters of one name",
+        text: "Weights, checkpoints and random initial values go by names, so each parameter needs its \
+               own.",
+        example: "Two Linear layers that are both called `proj` in the same module.",
+        fix: "Name one of the modules differently, or tie the two if they are meant to be one.",
+    },
+    Code {
+        code: "PL0212",
+        title: "modules that do not follow one another",
+        text: "A module gets another number of tensors than it takes, or the model ends without a \
+               loss. Modules read what the one before them made; the last one computes the loss.",
+        example: "layers ends with LmHead, without CrossEntropy.",
+        fix: "Add the module that is missing, or remove the one too many.",
+    },
+    Code {
+        code: "PL0213",
+        title: "an op in a block that cannot be read",
+        text: "A block of your own lists ops in their text form. This one is unknown or has attributes \
+               that it does not take.",
+        example: "matmull instead of matmul.",
+        fix: "Use an op from docs/ir.md, with the attributes listed there.",
+    },
+    Code {
+        code: "PL0214",
+        title: "a value in a block that nothing defines",
+        text: "An op of a block reads a name that is no input, no parameter and no earlier result.",
+        example: "Reading `hidden` where the op before it made `h`.",
+        fix: "Use one of the names in the report, or move the op behind what it reads.",
+    },
+    Code {
+        code: "PL0215",
+        title: "one axis with two jobs",
+        text: "An axis shards the batch or the tensor-parallel dimension, or is one of weight storage \
+               only; it cannot do two of these, since ranks along it would hold the wrong parts.",
+        example: "data_parallel: [\"dp\", \"tp\"] and tp_mesh: \"tp\".",
+        fix: "Give each job its own axis.",
+    },
+    Code {
+        code: "PL0216",
+        title: "a number out of its range",
+        text: "A field has a value that makes no sense: a size of 0, a negative rate, a probability \
+               above 1.",
+        example: "label_smoothing: 1.5.",
+        fix: "Use a value in the range that the report names.",
+    },
+    Code {
+        code: "PL0301",
+        title: "no gradient",
+        text: "The loss depends on a parameter through something that has no gradient.",
+        example: "A trained parameter that only selects rows through integer indices.",
+        fix: "Freeze the parameter, or compute the loss through differentiable ops.",
+    },
+    Code {
+        code: "PL0302",
+        title: "the update cannot be made",
+        text: "Optimizer, clipping and accumulation are ops like all others; operands of one of \
+               them do not fit.",
+        example: "A master weight of an element type that the optimizer cannot update.",
+        fix: "Store the parameter in f32, or freeze it.",
+    },
+    Code {
+        code: "PL0401",
+        title: "no legal sharding, or no way to it",
+        text: "The placements that are pinned leave an op without any layout under which its \
+               result is right, or a tensor cannot be moved from one layout to the next. planc never \
+               falls back to a layout that only looks right.",
+        example: "A pinned strided shard of 7 rows that has to be moved to an axis of 2.",
+        fix: "Remove or change one of the placements of the tensor in the report.",
+    },
+    Code {
+        code: "PL0501",
+        title: "the plan is not finished",
+        text: "Only a plan of phase `planned` has the memory offsets that running needs.",
+        example: "Running what an earlier phase printed.",
+        fix: "Compile the model again without stopping early.",
+    },
+    Code {
+        code: "PL0502",
+        title: "more ranks than this machine can run",
+        text: "On the CPU each rank is a thread. A plan for thousands of ranks compiles and can \
+               be inspected anywhere, but running it here would say nothing about the real machine.",
+        example: "planc run of a plan for --mesh 1000x1000.",
+        fix: "Compile for a smaller mesh: the program is the same, only its shapes differ.",
+    },
+    Code {
+        code: "PL0503",
+        title: "not enough memory for all ranks",
+        text: "Every rank needs its two arenas, and together they are larger than the memory of this \
+               machine. planc says so before it starts.",
+        example: "llama3-8b.ron on 8 CPU ranks.",
+        fix: "Use a smaller mesh, model, batch or sequence.",
+    },
+    Code {
+        code: "PL0504",
+        title: "the plan is broken",
+        text: "The plan contradicts itself: a buffer outside its arena, an instruction over the wrong \
+               number of buffers. A compiler that verifies does not write such plans, so it was \
+               probably edited.",
+        example: "A buffer's shape was changed by hand, but not its offset.",
+        fix: "Compile the model again.",
+    },
+    Code {
+        code: "PL0505",
+        title: "a rank panicked",
+        text: "An assertion failed on one rank, which ended all of them. This is a bug in planc.",
+        example: "index out of bounds in a kernel.",
+        fix: "Report it, with the command line and the plan.",
+    },
+    Code {
+        code: "PL0506",
+        title: "stopped because another rank failed",
+        text: "The rank itself is fine; the first failure, on another rank, is the one to read.",
+        example: "Rank 3 ran out of data; ranks 0 to 2 stop.",
+        fix: "See the first error.",
+    },
+    Code {
+        code: "PL0507",
+        title: "a thread could not be started",
+        text: "The system refused another thread: a limit on processes or on memory.",
+        example: "ulimit -u is lower than the number of ranks.",
+        fix: "Use a smaller mesh, or raise the limit.",
+    },
+    Code {
+        code: "PL0508",
+        title: "an integer that f32 does not carry",
+        text: "The CPU back end computes in f32, which is exact for integers up to 2^24 only. A larger \
+               token id would silently become its neighbour.",
+        example: "A token id of 20,000,000.",
+        fix: "Use a vocabulary below 2^24.",
+    },
+    Code {
+        code: "PL0509",
+        title: "an op made a fraction where integers belong",
+        text: "The result of an op holds integers, and it computed something else. This is a bug in \
+               the op.",
+        example: "0.5 in a buffer of type i32.",
+        fix: "Report it, with the command line and the plan.",
+    },
+    Code {
+        code: "PL0510",
+        title: "an op left its result unwritten",
+        text: "An op must write every element of its result. This is a bug in the op.",
+        example: "The last row of a buffer keeps what was there before.",
+        fix: "Report it, with the command line and the plan.",
+    },
+    Code {
+        code: "PL0511",
+        title: "an op wrote into padding",
+        text: "Uneven shards are padded, and padding is zero so that sums over it are right. An op put \
+               something else there. This is a bug in the op.",
+        example: "exp(0) = 1 beyond the end of a shorter shard.",
+        fix: "Report it, with the command line and the plan.",
+    },
+    Code {
+        code: "PL0512",
+        title: "ranks came to different collectives",
+        text: "All ranks run one program, so they meet at the same collectives. These did not. This is \
+               a bug in planc.",
+        example: "Rank 0 is at an all-gather and rank 1 at the reduction after it.",
+        fix: "Report it, with the command line and the plan.",
+    },
+    Code {
+        code: "PL0513",
+        title: "the plan has no such buffer",
+        text: "Something was asked for by a name that the plan does not have.",
+        example: "Reading model.wq.weight, which is called model.layers.0.self_attn.q_proj.weight.",
+        fix: "`planc inspect` lists the names.",
+    },
+    Code {
+        code: "PL0514",
+        title: "a temporary cannot be read or written from outside",
+        text: "Temporaries share memory and hold nothing between sections. Parameters, states and \
+               inputs can be read and written.",
+        example: "Reading an activation after the step.",
+        fix: "Read a parameter or a state, or make the value a result of the model.",
+    },
+    Code {
+        code: "PL0515",
+        title: "another number of elements",
+        text: "What is written must have as many elements as the tensor.",
+        example: "A batch of 4 sequences for a plan made for 8.",
+        fix: "Give as many elements as the report says.",
+    },
+    Code {
+        code: "PL0516",
+        title: "an input that data cannot fill",
+        text: "`planc run` fills the inputs tokens, labels, lr, step and seed. This model has another \
+               one.",
+        example: "A model with an input `mask`.",
+        fix: "Name the inputs so, or run the plan through the library.",
+    },
+    Code {
+        code: "PL0520",
+        title: "a file cannot be read or written while running",
+        text: "The system refused it; the report has its reason.",
+        example: "--weights of a file that does not exist; --metrics into a folder without rights.",
+        fix: "Check the path and its permissions.",
+    },
+    Code {
+        code: "PL0521",
+        title: "a file is not what its name says",
+        text: "A .safetensors file without a valid header, a .bin whose size is no whole number of \
+               tokens, a text that is empty.",
+        example: "A Git LFS pointer instead of the weights.",
+        fix: "Fetch or write the file again.",
+    },
+    Code {
+        code: "PL0522",
+        title: "less data than one step needs",
+        text: "One step reads batch times sequence tokens and the one after each sequence. The file \
+               has fewer.",
+        example: "A text of 100 bytes for 8 sequences of 128 tokens.",
+        fix: "Give more data (several files are joined), or compile with a smaller batch or sequence.",
+    },
+    Code {
+        code: "PL0523",
+        title: "the data is used up",
+        text: "The file holds the batches of a fixed number of steps ([steps, batch, seq+1]), and \
+               more steps were asked for. Such files are not read twice.",
+        example: "--steps 30 with a file of 20 steps.",
+        fix: "Run with as many steps as there are.",
+    },
+    Code {
+        code: "PL0524",
+        title: "tokens of another shape",
+        text: "A safetensors file of data has a tensor `tokens` of [N, seq+1] or [steps, batch, \
+               seq+1], for the sequence and batch of the plan.",
+        example: "[1000, 128] for a sequence of 128, which needs rows of 129.",
+        fix: "Write the file with one token more per row, or compile with another sequence.",
+    },
+    Code {
+        code: "PL0525",
+        title: "data files of different kinds",
+        text: "Several files are joined to one, so all must be token streams, or all rows, or all \
+               fixed steps.",
+        example: "--data a.bin b.safetensors.",
+        fix: "Give files of one kind.",
+    },
+    Code {
+        code: "PL0526",
+        title: "a token outside the vocabulary",
+        text: "The embedding has no row for this token. Reading another row, or none, would train on \
+               something else than the data.",
+        example: "Token 50257 in a model with vocab: 50257, whose last token is 50256.",
+        fix: "Use the tokenizer that the model was made for, or a larger vocabulary.",
+    },
+    Code {
+        code: "PL0530",
+        title: "weights with other names",
+        text: "Weights are loaded by parameter name. Every parameter must be in the files, and every \
+               tensor of the files must be a parameter.",
+        example: "layers.0.wq.weight in the file, model.layers.0.self_attn.q_proj.weight in the model.",
+        fix: "Rename the tensors, or the model's modules; `planc inspect` lists the names.",
+    },
+    Code {
+        code: "PL0531",
+        title: "weights of other shapes",
+        text: "A tensor of the file has the right name and another shape than the parameter.",
+        example: "[256, 64] in the file, [512, 64] in the model.",
+        fix: "Use the weights of this model, or change its sizes.",
+    },
+    Code {
+        code: "PL0532",
+        title: "an element type that is no weight",
+        text: "Weights are read from F32, BF16, F16 and F64, and converted to the storage type.",
+        example: "A tensor of I64.",
+        fix: "Convert the file.",
+    },
+    Code {
+        code: "PL0533",
+        title: "tied weights that differ",
+        text: "Two tensors of the file are one tensor in the model, and their values are not the same. \
+               planc does not choose.",
+        example: "lm_head.weight and model.embed_tokens.weight of an untied model.",
+        fix: "Remove one of them from the file, or do not tie them in the model.",
+    },
+    Code {
+        code: "PL0601",
+        title: "a file cannot be read or written",
+        text: "The system refused it; the report has its reason.",
+        example: "planc compile of a file that does not exist, or of a directory.",
+        fix: "Check the path and its permissions.",
+    },
+    Code {
+        code: "PL0602",
+        title: "a file is not UTF-8 text",
+        text: "Models, plans and IR are text. This file has bytes that are none, so it is another \
+               kind of file, or damaged.",
+        example: "planc run model.safetensors.",
+        fix: "Name a model (.ron), a plan (.plan) or IR (.ir).",
+    },
+    Code {
+        code: "PL0603",
+        title: "a plan or IR that cannot be read",
+        text: "The text form of a program is strict: what is printed can be read again, and nothing \
+               else. The file was cut off, edited, or written by another version.",
+        example: "A plan whose end is missing because the disk was full.",
+        fix: "Compile the model again.",
+    },
+    Code {
+        code: "PL0604",
+        title: "a plan for another mesh",
+        text: "A plan is made for one mesh. `--mesh` can repeat it, not change it.",
+        example: "planc run model.plan --mesh 8, where the plan was compiled for 2x4.",
+        fix: "Leave out `--mesh`, or compile the model for the other mesh.",
+    },
+    Code {
+        code: "PL0605",
+        title: "a model needs a mesh",
+        text: "What a rank holds, sends and computes depends on the mesh, so there is no default.",
+        example: "planc run model.ron.",
+        fix: "Add --mesh: 1 for a single rank, 8, 2x4, or dp=2,tp=4.",
+    },
+    Code {
+        code: "PL0606",
+        title: "unknown pass",
+        text: "`--dump-ir-after` takes names of passes, or `all`.",
+        example: "--dump-ir-after localise.",
+        fix: "Use one of the names in the report.",
+    },
+    Code {
+        code: "PL0607",
+        title: "not a coordinate of the mesh",
+        text: "`--coord` has an axis that the mesh does not have, or an index beyond its size. Axes \
+               are those of `--mesh`, not the parts that the compiler cuts them into.",
+        example: "--coord tp=4 on a mesh with tp=4, whose last index is 3.",
+        fix: "Use the axes and sizes of the mesh; indices count from 0.",
+    },
+    Code {
+        code: "PL0608",
+        title: "no tensor of this name",
+        text: "`--param` fits no parameter (or state, with --states) of the plan.",
+        example: "--param q_proj, which is a part of a name; write *q_proj*.",
+        fix: "Use `*` for the parts of the name that may be anything.",
+    },
+    Code {
+        code: "PL0609",
+        title: "an option that cannot be used here",
+        text: "An option has a value that makes no sense, or does not go with this kind of file.",
+        example: "--steps 0; --set with a plan, which is compiled already.",
+        fix: "Change or leave out the option.",
+    },
+    Code {
+        code: "PL0610",
+        title: "unknown code",
+        text: "`planc explain` knows the codes that planc reports.",
+        example: "planc explain PL9999.",
+        fix: "`planc explain --list` lists all of them.",
+    },
+    Code {
+        code: "PL0611",
+        title: "a denied lint",
+        text: "`--deny` makes an error of what is legal but probably not meant; see the lint in the \
+               report.",
+        example: "--deny uneven on a mesh that does not divide a weight.",
+        fix: "Change what the lint is about, or do not deny it.",
+    },
+];

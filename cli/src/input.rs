@@ -1,0 +1,201 @@
+//! What commands read: a model, IR, or a plan. And how errors of the libraries become reports.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ir::Graph;
+use ir::model::{At, MeshSpec, ModelError};
+use ir::plan::Plan;
+use ir::text::{ParseError, Program};
+use passes::{PassError, PassManager};
+
+use crate::report::{Failure, Outcome};
+
+/// Options of everything that takes a model.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub struct ModelArgs {
+    /// The mesh: `8`, `2x4`, `2x2x2`, with the axis names that the model has for so many axes, or
+    /// `dp=2,tp=4`.
+    #[arg(long, value_name = "MESH")]
+    pub mesh: Option<String>,
+    /// Replaces a value of the model, as in `precision.compute=bf16`.
+    #[arg(long = "set", value_name = "PATH=VALUE")]
+    pub overrides: Vec<String>,
+}
+
+/// A file as text.
+pub struct File<'a> {
+    /// As the user wrote it.
+    pub path: &'a Path,
+    /// Its content.
+    pub text: String,
+}
+
+/// What a file holds, ready to be compiled or run.
+pub enum Input {
+    /// A model on a mesh, or IR.
+    Graph(Graph, Duration),
+    /// A plan.
+    Plan(Plan),
+}
+
+impl File<'_> {
+    /// Reads a file.
+    pub fn read(path: &Path) -> Outcome<File<'_>> {
+        let refused = |why: String| {
+            Failure::new("PL0601", format!("cannot read `{}`: {why}", path.display()))
+        };
+        if path.is_dir() {
+            return Err(refused("it is a directory".into())
+                .help("name a model (.ron), a plan (.plan) or IR (.ir)"));
+        }
+        let bytes = std::fs::read(path).map_err(|it| refused(reason(&it)))?;
+        match String::from_utf8(bytes) {
+            Ok(text) => Ok(File { path, text }),
+            Err(error) => {
+                let at = error.utf8_error().valid_up_to();
+                let message = format!("`{}` is not UTF-8 text (at byte {at})", path.display());
+                Err(Failure::new("PL0602", message)
+                    .help("name a model (.ron), a plan (.plan) or IR (.ir)"))
+            }
+        }
+    }
+
+    /// Reads what it holds. Text that starts as a program is one, whatever the file is called.
+    pub fn input(&self, args: &ModelArgs) -> Outcome<Input> {
+        if !self.is_program() {
+            let start = Instant::now();
+            let graph = self.model(args)?;
+            return Ok(Input::Graph(graph, start.elapsed()));
+        }
+        if let Some(it) = args.overrides.first() {
+            let message = format!("`--set {it}` cannot change what is compiled already");
+            return Err(Failure::new("PL0609", message).help("set it when you compile the model"));
+        }
+        let program = ir::text::parse(&self.text).map_err(|it| self.parse_failure(&it))?;
+        let mesh = match &program {
+            Program::Graph(graph) => &graph.mesh,
+            Program::Plan(plan) => &plan.mesh,
+        };
+        self.check_mesh(mesh, args.mesh.as_deref())?;
+        Ok(match program {
+            Program::Graph(graph) => Input::Graph(graph, Duration::ZERO),
+            Program::Plan(plan) => Input::Plan(plan),
+        })
+    }
+
+    fn is_program(&self) -> bool {
+        let name = self.path.extension().and_then(|it| it.to_str()).unwrap_or_default();
+        let lines = self.text.lines().map(str::trim_start);
+        let first = lines.filter(|it| !it.is_empty() && !it.starts_with(';')).next();
+        let starts = first.is_some_and(|it| it.starts_with("graph ") || it.starts_with("plan "));
+        starts || matches!(name, "plan" | "ir")
+    }
+
+    fn model(&self, args: &ModelArgs) -> Outcome<Graph> {
+        let mesh = args.mesh.as_deref().ok_or_else(|| {
+            let message = format!("`{}` is a model, and a model needs a mesh", self.path.display());
+            Failure::new("PL0605", message)
+                .help("add `--mesh 1` for one rank, `--mesh 8`, `--mesh 2x4` or `--mesh dp=2,tp=4`")
+        })?;
+        let failure = |it: ModelError| self.model_failure(&it);
+        let overrides = overrides(&args.overrides)?;
+        let model = ir::model::parse_with(&self.text, &overrides).map_err(failure)?;
+        let mesh = MeshSpec::parse(mesh).map_err(failure)?;
+        ir::model::elaborate(&model, &mesh).map_err(failure)
+    }
+
+    /// A plan or IR is for one mesh; `--mesh` may repeat it.
+    fn check_mesh(&self, mesh: &ir::placement::Mesh, wanted: Option<&str>) -> Outcome {
+        let Some(wanted) = wanted else { return Ok(()) };
+        let spec = MeshSpec::parse(wanted).map_err(|it| self.model_failure(&it))?;
+        let axes = mesh.user_axes();
+        let same = match spec {
+            MeshSpec::Sizes(sizes) => axes.iter().map(|it| it.1).eq(sizes),
+            MeshSpec::Named(named) => {
+                axes.iter().copied().eq(named.iter().map(|it| (it.0.as_str(), it.1)))
+            }
+        };
+        if same {
+            return Ok(());
+        }
+        let text: Vec<String> = axes.iter().map(|it| format!("{}={}", it.0, it.1)).collect();
+        let message = format!(
+            "`{}` is for the mesh {}, not for {wanted}",
+            self.path.display(),
+            text.join(",")
+        );
+        Err(Failure::new("PL0604", message)
+            .help("leave out `--mesh`, or compile the model for the other mesh"))
+    }
+
+    /// The report of an error of the model; it points into the file where it can.
+    pub fn model_failure(&self, error: &ModelError) -> Box<Failure> {
+        let mut failure = Failure::new(error.code(), error.to_string());
+        if let Some(help) = error.help() {
+            failure = failure.help(help);
+        }
+        match (&error.at, error.span(&self.text)) {
+            (At::Mesh | At::Override(_), _) => failure,
+            (At::Source { .. } | At::Path(_), Some(span)) => {
+                failure.at(self.path, &self.text, span)
+            }
+            (At::Source { .. } | At::Path(_), None) => failure.in_file(self.path),
+        }
+    }
+
+    fn parse_failure(&self, error: &ParseError) -> Box<Failure> {
+        let failure = Failure::new("PL0603", error.message.clone());
+        let failure = failure.at(self.path, &self.text, error.span.clone());
+        failure.help("the file was cut off or edited; compile the model again")
+    }
+
+    /// The report of an error of a pass, which knows the tensor or module at fault.
+    pub fn pass_failure(&self, error: &PassError) -> Box<Failure> {
+        match error {
+            PassError::Failed { code, message, subject } => {
+                let message = match subject {
+                    Some(it) if !message.contains(it.as_str()) => format!("`{it}`: {message}"),
+                    _ => message.clone(),
+                };
+                Failure::new(code, message).in_file(self.path)
+            }
+            PassError::Broke { .. } => Failure::bug(error.to_string()),
+        }
+    }
+}
+
+/// Splits `path=value`.
+fn overrides(args: &[String]) -> Outcome<Vec<(String, String)>> {
+    let split = |it: &String| match it.split_once('=') {
+        Some((path, value)) => Ok((path.trim().to_string(), value.trim().to_string())),
+        None => Err(Failure::new("PL0609", format!("`--set {it}` has no `=`"))
+            .help("write `--set path=value`, as in `--set precision.compute=bf16`")),
+    };
+    args.iter().map(split).collect()
+}
+
+/// What the system says, without its error number.
+pub fn reason(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let text = text.split(" (os error").next().unwrap_or_default();
+    let mut chars = text.chars();
+    chars.next().map(|it| it.to_lowercase().chain(chars).collect()).unwrap_or_default()
+}
+
+/// Writes a file that was asked for.
+pub fn write(path: &Path, text: &str) -> Outcome {
+    std::fs::write(path, text).map_err(|it| {
+        Failure::new("PL0601", format!("cannot write `{}`: {}", path.display(), reason(&it)))
+    })
+}
+
+/// The plan in a file, compiled first if the file is a model or IR.
+pub fn plan(path: &Path, args: &ModelArgs) -> Outcome<Plan> {
+    let file = File::read(path)?;
+    match file.input(args)? {
+        Input::Plan(plan) => Ok(plan),
+        Input::Graph(graph, _) => codegen::compile(graph, &mut PassManager::default())
+            .map_err(|it| file.pass_failure(&it)),
+    }
+}

@@ -1,0 +1,285 @@
+//! [`Failure`]: an error as the user sees it, on stderr: a report that points into the source, or one
+//! JSON object with `--format json`.
+//!
+//! Every error of a library becomes a `Failure` here and nowhere else.
+
+use std::fmt;
+use std::io::{IsTerminal, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
+use miette::{SourceCode, SourceSpan};
+use serde_json::json;
+
+use crate::table::WIDTH;
+
+/// How to talk to the user; the same for all commands.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct Ui {
+    /// Print for people or for programs.
+    #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+    /// Colours in reports; `auto` obeys NO_COLOR and whether stderr is a terminal.
+    #[arg(long, global = true, value_enum, default_value_t = Color::Auto)]
+    pub color: Color,
+    /// Print results and errors only.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Print more.
+    #[arg(short, long, global = true)]
+    pub verbose: bool,
+}
+
+/// Who reads what is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// People.
+    Text,
+    /// Programs.
+    Json,
+}
+
+/// When to use colours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Color {
+    /// On a terminal, unless NO_COLOR is set.
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// What a command gives back.
+pub type Outcome<T = ()> = Result<T, Box<Failure>>;
+
+/// See the [module docs](self).
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// Stable code, for `planc explain`.
+    pub code: &'static str,
+    /// What is wrong.
+    pub message: String,
+    /// What would fix it.
+    pub help: Option<String>,
+    /// Where.
+    pub place: Option<Place>,
+    /// Our mistake, not the user's.
+    pub is_bug: bool,
+}
+
+/// A file, and what is wrong in it if that has a place.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// As the user wrote it.
+    pub file: PathBuf,
+    /// The text and the bytes at fault.
+    pub spot: Option<(String, Range<usize>)>,
+}
+
+impl Failure {
+    /// An error of the user.
+    pub fn new(code: &'static str, message: impl Into<String>) -> Box<Failure> {
+        let message = message.into();
+        Box::new(Failure { code, message, help: None, place: None, is_bug: false })
+    }
+
+    /// Our mistake.
+    pub fn bug(message: impl Into<String>) -> Box<Failure> {
+        let mut res = Failure::new("PL0001", message);
+        res.is_bug = true;
+        res
+    }
+
+    /// With what would fix it.
+    #[must_use]
+    pub fn help(mut self: Box<Self>, help: impl Into<String>) -> Box<Failure> {
+        self.help = Some(help.into());
+        self
+    }
+
+    /// In this file.
+    #[must_use]
+    pub fn in_file(mut self: Box<Self>, file: &Path) -> Box<Failure> {
+        self.place = Some(Place { file: file.to_path_buf(), spot: None });
+        self
+    }
+
+    /// In this file, at these bytes of its text.
+    #[must_use]
+    pub fn at(mut self: Box<Self>, file: &Path, text: &str, bytes: Range<usize>) -> Box<Failure> {
+        let start = bytes.start.min(text.len());
+        let end = bytes.end.clamp(start, text.len());
+        let spot = Some((text.to_string(), start..end));
+        self.place = Some(Place { file: file.to_path_buf(), spot });
+        self
+    }
+
+    /// Prints it on stderr; the exit code it asks for.
+    pub fn report(&self, ui: &Ui) -> ExitCode {
+        let text = match (ui.format, self.is_bug) {
+            (Format::Json, _) => format!("{}\n", self.json()),
+            (Format::Text, true) => bug_text(&self.message),
+            (Format::Text, false) => self.text(theme(ui.color)),
+        };
+        // Nobody is left to tell if stderr is closed.
+        let _ = std::io::stderr().write_all(text.as_bytes());
+        ExitCode::from(if self.is_bug { 101 } else { 1 })
+    }
+
+    /// One JSON object; line and column count from 1, columns in characters.
+    fn json(&self) -> serde_json::Value {
+        let position = self.place.as_ref().and_then(Place::position);
+        json!({
+            "code": self.code,
+            "message": self.message,
+            "help": self.help,
+            "file": self.place.as_ref().map(|it| it.file.display().to_string()),
+            "line": position.map(|it| it.0),
+            "column": position.map(|it| it.1),
+        })
+    }
+
+    fn text(&self, theme: GraphicalTheme) -> String {
+        let handler = GraphicalReportHandler::new_themed(theme)
+            .with_width(WIDTH)
+            .with_context_lines(1)
+            .with_break_words(false)
+            .with_links(false);
+        let mut res = String::new();
+        match handler.render_report(&mut res, &Report::of(self)) {
+            Ok(()) => res,
+            Err(_) => format!("error[{}]: {}\n", self.code, self.message),
+        }
+    }
+}
+
+impl Place {
+    /// Line and column of the first byte at fault, from 1.
+    fn position(&self) -> Option<(usize, usize)> {
+        let (text, bytes) = self.spot.as_ref()?;
+        let before = text.get(..bytes.start)?;
+        let line_start = before.rfind('\n').map_or(0, |it| it + 1);
+        Some((before.matches('\n').count() + 1, before[line_start..].chars().count() + 1))
+    }
+}
+
+/// A [`Failure`] as `miette` wants it.
+#[derive(Debug)]
+struct Report<'a> {
+    failure: &'a Failure,
+    source: Option<NamedSource<&'a str>>,
+}
+
+impl Report<'_> {
+    fn of(failure: &Failure) -> Report<'_> {
+        let source = failure.place.as_ref().and_then(|it| {
+            let (text, _) = it.spot.as_ref()?;
+            Some(NamedSource::new(it.file.display().to_string(), text.as_str()))
+        });
+        Report { failure, source }
+    }
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.failure.place {
+            // What has no snippet names its file in the message.
+            Some(Place { file, spot: None }) => {
+                write!(f, "{}: {}", file.display(), self.failure.message)
+            }
+            _ => f.write_str(&self.failure.message),
+        }
+    }
+}
+
+impl std::error::Error for Report<'_> {}
+
+impl Diagnostic for Report<'_> {
+    fn code(&self) -> Option<Box<dyn fmt::Display + '_>> {
+        Some(Box::new(format!("error[{}]", self.failure.code)))
+    }
+
+    fn help(&self) -> Option<Box<dyn fmt::Display + '_>> {
+        self.failure.help.as_ref().map(|it| Box::new(it) as Box<dyn fmt::Display>)
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        self.source.as_ref().map(|it| it as &dyn SourceCode)
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        let (_, bytes) = self.failure.place.as_ref()?.spot.as_ref()?;
+        let span = SourceSpan::from((bytes.start, bytes.len()));
+        Some(Box::new(std::iter::once(LabeledSpan::new_with_span(None, span))))
+    }
+}
+
+/// Pictures and colours on a terminal, plain ASCII elsewhere.
+fn theme(color: Color) -> GraphicalTheme {
+    let terminal = std::io::stderr().is_terminal();
+    let no_color = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
+    let colors = match color {
+        Color::Auto => terminal && !no_color,
+        Color::Always => true,
+        Color::Never => false,
+    };
+    match (terminal, colors) {
+        (true, true) => GraphicalTheme::unicode(),
+        (true, false) => GraphicalTheme::unicode_nocolor(),
+        (false, true) => GraphicalTheme::ascii(),
+        (false, false) => GraphicalTheme::none(),
+    }
+}
+
+fn bug_text(message: &str) -> String {
+    format!(
+        "planc {} has a bug: {message}\n\
+         This is a mistake in planc, not in your input. Please report it, with the command\n\
+         line and the files that it names (or the smallest ones that show it).\n",
+        env!("CARGO_PKG_VERSION")
+    )
+}
+
+/// Replaces Rust's panic message, which is for programmers, by one for users.
+pub fn install_panic_hook() {
+    std::panic::set_hook(Box::new(|info| {
+        let message = info
+            .payload()
+            .downcast_ref::<&str>()
+            .map(|it| it.to_string())
+            .or_else(|| info.payload().downcast_ref::<String>().cloned())
+            .unwrap_or_else(|| "panic".to_string());
+        let place = info.location().map_or(String::new(), |it| format!(" ({it})"));
+        // A rank's thread is caught by the runtime, which says what became of the run.
+        let main = std::thread::current().name() == Some("main");
+        let text = if main {
+            bug_text(&format!("{message}{place}"))
+        } else {
+            format!("panic on a thread of a rank: {message}{place}\n")
+        };
+        let _ = std::io::stderr().write_all(text.as_bytes());
+    }));
+}
+
+/// Prints to stdout. A reader that has seen enough (`| head`) ends the program quietly.
+pub fn print(text: &str) {
+    let mut out = std::io::stdout().lock();
+    if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        if error.kind() == std::io::ErrorKind::BrokenPipe {
+            std::process::exit(0);
+        }
+        let _ = writeln!(std::io::stderr(), "cannot write to stdout: {error}");
+        std::process::exit(1);
+    }
+}
+
+/// Prints a JSON value to stdout, on lines of its own.
+pub fn print_json(value: &impl serde::Serialize) -> Outcome {
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|it| Failure::bug(format!("cannot write JSON: {it}")))?;
+    print(&format!("{text}\n"));
+    Ok(())
+}

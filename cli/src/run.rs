@@ -1,0 +1,233 @@
+//! `planc run`: trains a plan on the ranks of this machine.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use ir::plan::Plan;
+use runtime::{RunError, StepReport, TokenWidth, TrainOptions};
+use serde_json::json;
+
+use crate::input::{self, ModelArgs};
+use crate::inspect::mesh_text;
+use crate::report::{Failure, Format, Outcome, Ui, print};
+use crate::table::{grouped, short};
+
+/// Trains a plan; a model is compiled first.
+///
+/// Without `--data` it trains on generated tokens, without `--weights` it starts from random
+/// weights; both depend on the seed and not on the mesh. Every rank is a thread.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// A plan, or a model with `--mesh`.
+    #[arg(value_name = "MODEL.plan|MODEL.ron")]
+    input: PathBuf,
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Steps to train; by default those of the model.
+    #[arg(long, value_name = "N")]
+    steps: Option<u64>,
+    /// Token files: .bin, .safetensors with a tensor `tokens`, or text read as bytes.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    data: Vec<PathBuf>,
+    /// Element type of .bin files; by default the smallest that carries the vocabulary.
+    #[arg(long, value_enum, value_name = "TYPE")]
+    token_type: Option<TokenType>,
+    /// Initial weights by parameter name.
+    #[arg(long, value_name = "FILE.safetensors", num_args = 1..)]
+    weights: Vec<PathBuf>,
+    /// Write one line of JSON a step.
+    #[arg(long, value_name = "FILE.jsonl")]
+    metrics: Option<PathBuf>,
+    /// Print every K-th step, besides the first and the last.
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    log_every: u64,
+    /// Seed of weights, dropout and generated data; by default that of the model.
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Where to run.
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    device: Device,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum TokenType {
+    U16,
+    U32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Device {
+    /// A thread per rank.
+    Cpu,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, ui: &Ui) -> Outcome {
+    let Device::Cpu = args.device;
+    if args.steps == Some(0) {
+        return Err(Failure::new("PL0609", "`--steps 0` trains nothing")
+            .help("give at least 1, or leave it out for the model's own number of steps"));
+    }
+    let plan = input::plan(&args.input, &args.model)?;
+    let options = args.options();
+    let mut log = Log::new(&plan, &options, ui);
+    log.start(&plan, args);
+    let result = runtime::train(&plan, &options, |it| log.step(it));
+    log.bar.finish_and_clear();
+    result.map_err(|it| failure(&it, &args.input))?;
+    log.end();
+    Ok(())
+}
+
+impl Args {
+    fn options(&self) -> TrainOptions {
+        TrainOptions {
+            steps: self.steps,
+            data: self.data.clone(),
+            token_width: self.token_type.map(|it| match it {
+                TokenType::U16 => TokenWidth::U16,
+                TokenType::U32 => TokenWidth::U32,
+            }),
+            weights: self.weights.clone(),
+            metrics: self.metrics.clone(),
+            log_every: self.log_every,
+            seed: self.seed,
+        }
+    }
+}
+
+fn failure(error: &RunError, input: &Path) -> Box<Failure> {
+    if error.is_bug() {
+        return Failure::bug(format!("{error} [{}], running {}", error.code(), input.display()));
+    }
+    let message = error.to_string();
+    // What would fix it is the last part of the message.
+    match message.rsplit_once("; ") {
+        Some((what, fix)) => Failure::new(error.code(), what).help(fix),
+        None => Failure::new(error.code(), message),
+    }
+}
+
+/// What the user sees of a run: a bar on stderr if that is a terminal, steps on stdout.
+struct Log<'a> {
+    ui: &'a Ui,
+    options: &'a TrainOptions,
+    steps: u64,
+    bar: ProgressBar,
+    start: Instant,
+    first: Option<StepReport>,
+    last: Option<StepReport>,
+    tokens: u64,
+    busy: Duration,
+}
+
+impl<'a> Log<'a> {
+    fn new(plan: &Plan, options: &'a TrainOptions, ui: &'a Ui) -> Log<'a> {
+        let steps = options.steps(plan);
+        let bar = if ui.quiet { ProgressBar::hidden() } else { ProgressBar::new(steps) };
+        let style = "{bar:24} {pos}/{len} steps, {eta} left  {msg}";
+        if let Ok(style) = ProgressStyle::with_template(style) {
+            bar.set_style(style);
+        }
+        Log {
+            ui,
+            options,
+            steps,
+            bar,
+            start: Instant::now(),
+            first: None,
+            last: None,
+            tokens: 0,
+            busy: Duration::ZERO,
+        }
+    }
+
+    fn start(&self, plan: &Plan, args: &Args) {
+        if self.ui.quiet || self.ui.format == Format::Json {
+            return;
+        }
+        let parameters: u64 =
+            plan.params.iter().map(|it| plan.buffers[it.buffer].ty.n_elements()).sum();
+        let list = |files: &[PathBuf], none: &str| match files {
+            [] => none.to_string(),
+            [file] => file.display().to_string(),
+            files => format!("{} files", files.len()),
+        };
+        print(&format!(
+            "{} on {}, {} parameters\nweights: {}; data: {}\n",
+            plan.name,
+            mesh_text(&plan.mesh),
+            short(parameters),
+            list(&args.weights, "random"),
+            list(&args.data, "generated"),
+        ));
+    }
+
+    fn step(&mut self, report: &StepReport) {
+        self.bar.set_message(report.loss.map_or(String::new(), |it| format!("loss {it:.4}")));
+        self.bar.inc(1);
+        self.tokens += report.tokens;
+        self.busy += Duration::from_secs_f64(report.seconds);
+        if self.options.logs(report.step, self.steps) && !self.ui.quiet {
+            let line = match self.ui.format {
+                Format::Text => step_text(report),
+                Format::Json => format!("{}\n", step_json(report)),
+            };
+            self.bar.suspend(|| print(&line));
+        }
+        self.first.get_or_insert_with(|| report.clone());
+        self.last = Some(report.clone());
+    }
+
+    fn end(&self) {
+        let (Some(first), Some(last)) = (&self.first, &self.last) else { return };
+        let seconds = self.start.elapsed().as_secs_f64();
+        let tps = self.tokens as f64 / self.busy.as_secs_f64().max(1e-9);
+        if self.ui.format == Format::Json {
+            let summary = json!({
+                "steps": last.step,
+                "seconds": seconds,
+                "first_loss": first.loss,
+                "loss": last.loss,
+                "tokens": self.tokens,
+                "tokens_per_s": tps,
+            });
+            return print(&format!("{}\n", json!({ "summary": summary })));
+        }
+        let loss = match (first.loss, last.loss) {
+            (Some(a), Some(b)) => format!(", loss {a:.4} -> {b:.4}"),
+            _ => String::new(),
+        };
+        print(&format!(
+            "trained {} in {seconds:.1} s{loss}, {} tokens/s\n",
+            crate::table::plural(last.step, "step"),
+            grouped(tps as u64)
+        ));
+    }
+}
+
+/// `step:  10  loss: 4.2344  grad_norm: 2.2000  lr: 1.0e-3  tps: 27,483`.
+fn step_text(report: &StepReport) -> String {
+    let mut res = format!("step: {:>3}", report.step);
+    if let Some(loss) = report.loss {
+        res.push_str(&format!("  loss: {loss:7.4}"));
+    }
+    if let Some(norm) = report.grad_norm {
+        res.push_str(&format!("  grad_norm: {norm:7.4}"));
+    }
+    res.push_str(&format!("  lr: {:.2e}", report.lr));
+    res.push_str(&format!("  tps: {}\n", grouped(report.tokens_per_s() as u64)));
+    res
+}
+
+fn step_json(report: &StepReport) -> serde_json::Value {
+    json!({
+        "step": report.step,
+        "loss": report.loss,
+        "grad_norm": report.grad_norm,
+        "lr": report.lr,
+        "tokens_per_s": report.tokens_per_s(),
+        "tokens": report.tokens,
+    })
+}

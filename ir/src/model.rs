@@ -1,0 +1,55 @@
+//! `model.ron`: a model, its placement and its training, as the user writes them.
+//!
+//! [`parse`] reads the text into [`schema::Model`]; [`elaborate`] turns that and a mesh into a
+//! [`Graph`](crate::Graph) of phase `Logical`: global shapes, with weights, batch and residual
+//! stream pinned. Every mistake of the user is a [`ModelError`] that can point into the text.
+
+mod elaborate;
+mod error;
+mod layout;
+mod locate;
+mod mesh;
+pub mod modules;
+mod names;
+mod params;
+pub mod schema;
+
+use ron::extensions::Extensions;
+
+pub use elaborate::{Cx, Values, elaborate};
+pub use error::{At, ModelError, Problem};
+pub use layout::{Axes, Layout, Tp};
+pub use locate::locate;
+pub use mesh::MeshSpec;
+pub use names::Names;
+pub use params::ParamSpec;
+pub use schema::Model;
+
+/// Reads the text of a `model.ron`.
+pub fn parse(source: &str) -> Result<Model, ModelError> {
+    let extensions = Extensions::IMPLICIT_SOME | Extensions::UNWRAP_VARIANT_NEWTYPES;
+    let options = ron::Options::default().with_default_extension(extensions);
+    options.from_str(source).map_err(|it| error::from_ron(source, it))
+}
+
+/// Reads the text of a `model.ron` with some values replaced, as `--set path=value` asks:
+/// `("precision.compute", "bf16")`. A value is RON; a path that the text leaves out is added.
+pub fn parse_with(source: &str, overrides: &[(&str, &str)]) -> Result<Model, ModelError> {
+    parse(source)?;
+    let mut text = source.to_string();
+    for &(path, value) in overrides {
+        let fail = |why: String| {
+            let (path, value) = (path.to_string(), value.to_string());
+            Problem::Override { path: path.clone(), value, why }.at(At::Override(path))
+        };
+        text = locate::splice(&text, path, value).map_err(fail)?;
+        if let Err(it) = parse(&text) {
+            let help = it.help().map_or(String::new(), |it| format!("; {it}"));
+            return Err(fail(format!("{it}{help}")));
+        }
+    }
+    parse(&text)
+}
+
+#[cfg(test)]
+mod tests;

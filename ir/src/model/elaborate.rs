@@ -1,0 +1,439 @@
+//! `elaborate`: from the parsed model and a mesh to a graph of phase `Logical`.
+//!
+//! Pinned are weights (storage and compute layouts), the batch, and the residual stream: batch over
+//! the data-parallel axes, sequence over the tensor-parallel one under sequence parallelism. All
+//! else, also inside column- and row-parallel regions, follows from these by propagation.
+
+use rustc_hash::FxHashMap;
+use smallvec::{SmallVec, smallvec};
+
+use super::error::{At, ModelError, Problem};
+use super::layout::{Layout, Tp};
+use super::mesh::MeshSpec;
+use super::modules::{Common, Module, ModuleDef};
+use super::names::join;
+use super::schema::{Batch, Model, Ordered, Units};
+use crate::build::BuildError;
+use crate::graph::{Checkpoint, Def, Scope, ScopeData, Training};
+use crate::ops::{Cast, Op};
+use crate::placement::{DimLayout, Sharding};
+use crate::run::Run;
+use crate::{Builder, DType, Graph, TensorType, Value};
+
+/// Tensors between modules.
+pub type Values = SmallVec<[Value; 3]>;
+
+/// Makes the graph of one training step of `model` on `mesh`.
+pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
+    check_precision(model)?;
+    let layout = Layout::new(model, mesh)?;
+    let batch = batch(model, &layout)?;
+    let mut graph = Graph::new(&model.name, layout.mesh.clone());
+    graph.weight_mesh = layout.weight_mesh;
+    graph.micro_batches = model.micro_batches;
+    graph.training = Training {
+        optimizer: model.optimizer.into(),
+        clip_norm: model.clip_norm,
+        reduce: model.reduce_gradients,
+    };
+    graph.run = Run {
+        steps: model.steps,
+        seed: model.seed,
+        global_batch: batch,
+        sequence: model.sequence,
+        schedule: model.schedule.clone(),
+        ..Run::default()
+    };
+    let root = graph.scopes.keys().next().expect("a graph has a root scope");
+    graph.scopes[root].reshard_after_forward = model.fsdp.reshard_root;
+    let mut cx = Cx {
+        model,
+        layout: &layout,
+        builder: Builder::new(&mut graph),
+        params: FxHashMap::default(),
+        tied: super::params::ties(model),
+        names: Ordered::default(),
+        path: String::new(),
+        scope_path: String::new(),
+        tp: layout.tp.clone(),
+        sequence_parallel: model.sequence_parallel,
+        units: 0,
+        labels: None,
+        seed: None,
+    };
+    let tokens = cx.input("tokens", batch / u64::from(model.micro_batches));
+    cx.labels = Some(cx.input("labels", batch / u64::from(model.micro_batches)));
+    cx.chain("layers", &model.layers, smallvec![tokens])?;
+    super::params::check_patterns(&cx)?;
+    if graph.results.is_empty() {
+        return Err(Problem::NoLoss.at(At::Path("layers".into())));
+    }
+    // Sections are contiguous; within one, nodes stay as the modules made them.
+    let Graph { order, nodes, .. } = &mut graph;
+    order.sort_by_key(|&it| nodes[it].section);
+    Ok(graph)
+}
+
+/// Weights, activations and gradients are real numbers.
+fn check_precision(model: &Model) -> Result<(), ModelError> {
+    let it = &model.precision;
+    let types = [
+        ("storage", Some(it.storage)),
+        ("compute", Some(it.compute)),
+        ("reduce", Some(it.reduce)),
+        ("output", it.output),
+    ];
+    for (field, dtype) in types {
+        if let Some(dtype) = dtype.filter(|it| !it.is_float()) {
+            let field = format!("precision.{field}");
+            let (found, expected) = (dtype.to_string(), "f32 or bf16".to_string());
+            let problem = Problem::Range { field: field.clone(), found, expected };
+            return Err(problem.at(At::Path(field)));
+        }
+    }
+    Ok(())
+}
+
+/// Sequences of one step.
+fn batch(model: &Model, layout: &Layout) -> Result<u64, ModelError> {
+    let data_parallel = layout.data_size();
+    let batch = match model.batch {
+        Batch::Global(batch) => batch,
+        Batch::PerReplica(batch) => batch.saturating_mul(data_parallel),
+    };
+    let micro_batches = u64::from(model.micro_batches);
+    for (field, value) in
+        [("batch", batch), ("sequence", model.sequence), ("micro_batches", micro_batches)]
+    {
+        if value == 0 {
+            let (found, expected) = ("0".to_string(), "at least 1".to_string());
+            let problem = Problem::Range { field: field.to_string(), found, expected };
+            return Err(problem.at(At::Path(field.to_string())));
+        }
+    }
+    if !batch.is_multiple_of(micro_batches.saturating_mul(data_parallel)) {
+        let axes = layout.data_text();
+        let problem = Problem::Batch { batch, micro_batches, data_parallel, axes };
+        return Err(problem.at(At::Path("batch".into())));
+    }
+    Ok(batch)
+}
+
+/// What modules build with.
+pub struct Cx<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// What the axes are for.
+    pub layout: &'a Layout,
+    /// Where nodes go.
+    pub builder: Builder<'a>,
+    /// Parameters so far, by name: index in [`Graph::params`].
+    pub(super) params: FxHashMap<String, usize>,
+    /// Name of the parameter that an alias stands for.
+    pub(super) tied: FxHashMap<&'a str, &'a str>,
+    /// Paths of parts, where the module at hand or one around it has its own.
+    names: Ordered<String>,
+    /// Where in the source we are: `layers[1].body[0]`.
+    path: String,
+    /// Dotted path of the module at hand; may end in `_`.
+    scope_path: String,
+    /// The tensor-parallel axis here.
+    pub tp: Tp,
+    /// Whether the residual stream is sequence-parallel here.
+    pub sequence_parallel: bool,
+    /// FSDP units so far, without the root.
+    units: u32,
+    /// The labels.
+    pub labels: Option<Value>,
+    /// The seed of dropout, once asked for.
+    seed: Option<Value>,
+}
+
+impl<'a> Cx<'a> {
+    fn input(&mut self, name: &str, batch: u64) -> Value {
+        let ty = TensorType::new(DType::I32, &[batch, self.model.sequence]);
+        let value = self.builder.leaf(name, ty, Def::Input);
+        let data = DimLayout::over(self.layout.data.iter().copied());
+        self.builder.pin(value, Sharding::replicated(2).with_dim(0, data));
+        value
+    }
+
+    /// The seed of this step's random values.
+    pub fn seed(&mut self) -> Value {
+        if let Some(seed) = self.seed {
+            return seed;
+        }
+        let seed = self.builder.leaf("seed", TensorType::scalar(DType::I32), Def::Input);
+        self.builder.pin(seed, Sharding::replicated(0));
+        self.seed = Some(seed);
+        seed
+    }
+
+    /// Applies modules one after the other.
+    pub fn chain(
+        &mut self,
+        field: &str,
+        modules: &[Module],
+        mut values: Values,
+    ) -> Result<Values, ModelError> {
+        for (i, module) in modules.iter().enumerate() {
+            values = self.at(&format!("{field}[{i}]"), |cx| cx.module(module.def(), values))?;
+        }
+        Ok(values)
+    }
+
+    /// Applies one module.
+    pub fn module(&mut self, module: &dyn ModuleDef, inputs: Values) -> Result<Values, ModelError> {
+        let common = module.common();
+        let build = |cx: &mut Self| cx.with(common, |cx| module.build(cx, inputs));
+        if common.name.is_empty() && common.weight_mesh.is_some() {
+            // Its own weight mesh needs a scope to be in.
+            let data = self.builder.graph.scopes[self.builder.scope].clone();
+            return self.scoped_as("", data, build);
+        }
+        self.scoped(common.name, build)
+    }
+
+    /// Runs `f` in the scope and at the field of a module that is part of another.
+    pub fn part<T>(
+        &mut self,
+        field: &str,
+        key: &str,
+        common: Common<'_>,
+        f: impl FnOnce(&mut Self) -> Result<T, ModelError>,
+    ) -> Result<T, ModelError> {
+        self.at(field, |cx| cx.scoped_part(key, |cx| cx.with(common, f)))
+    }
+
+    /// Runs `f` with `field` appended to the path that errors carry.
+    pub fn at<T>(&mut self, field: &str, f: impl FnOnce(&mut Self) -> T) -> T {
+        let before = self.path.len();
+        if before > 0 && !field.is_empty() {
+            self.path.push('.');
+        }
+        self.path.push_str(field);
+        let res = f(self);
+        self.path.truncate(before);
+        res
+    }
+
+    /// Runs `f` with the options that all modules have.
+    fn with<T>(
+        &mut self,
+        common: Common<'_>,
+        f: impl FnOnce(&mut Self) -> Result<T, ModelError>,
+    ) -> Result<T, ModelError> {
+        let outer = (self.tp.clone(), self.sequence_parallel, self.names.0.len());
+        if let Some(name) = common.tp_mesh {
+            self.tp = self.layout.tp_named(name, &format!("{}.tp_mesh", self.path))?;
+        }
+        if let Some(names) = common.weight_mesh {
+            let axes = self.layout.axis_set(names, &format!("{}.weight_mesh", self.path))?;
+            let scope = self.builder.scope;
+            self.builder.graph.scopes[scope].weight_mesh = Some(axes);
+        }
+        self.sequence_parallel = common.sequence_parallel.unwrap_or(self.sequence_parallel);
+        self.names.0.splice(0..0, common.names.0.iter().cloned());
+        let res = f(self);
+        self.names.0.drain(..self.names.0.len() - outer.2);
+        (self.tp, self.sequence_parallel) = (outer.0, outer.1);
+        res
+    }
+
+    /// Runs `f` in the scope of the part `key`.
+    pub fn scoped_part<T>(&mut self, key: &str, f: impl FnOnce(&mut Self) -> T) -> T {
+        let name = super::names::part(self.model.names, &self.names, key).to_string();
+        self.scoped(&name, f)
+    }
+
+    /// Runs `f` in the scope of the submodule `name`; an empty name is no submodule.
+    pub fn scoped<T>(&mut self, name: &str, f: impl FnOnce(&mut Self) -> T) -> T {
+        if name.is_empty() {
+            return f(self);
+        }
+        let parent = self.builder.scope;
+        let data = self.builder.graph.scopes[parent].clone();
+        self.scoped_as(name, data, f)
+    }
+
+    fn scoped_as<T>(&mut self, name: &str, data: ScopeData, f: impl FnOnce(&mut Self) -> T) -> T {
+        let parent = self.builder.scope;
+        let path = join(&self.scope_path, name).into_owned();
+        let scope_path = std::mem::replace(&mut self.scope_path, path);
+        let path = self.scope_path.trim_end_matches('_').to_string();
+        let data = ScopeData { path, parent: Some(parent), ..data };
+        self.builder.scope = self.builder.graph.scopes.push(data);
+        let res = f(self);
+        self.builder.scope = parent;
+        self.scope_path = scope_path;
+        res
+    }
+
+    /// Runs `f` in the scope of iteration `index` of a repeated layer.
+    pub fn repeated<T>(
+        &mut self,
+        name: &str,
+        index: u32,
+        checkpoint: &Checkpoint,
+        f: impl FnOnce(&mut Self) -> T,
+    ) -> T {
+        let outer = &self.builder.graph.scopes[self.builder.scope];
+        let fsdp = &self.model.fsdp;
+        let (starts, reshard_after_forward) = match fsdp.units {
+            Units::EachLayer => (true, fsdp.reshard_after_forward),
+            Units::Layers(n) => (index.is_multiple_of(n.max(1)), fsdp.reshard_after_forward),
+            Units::Model => (false, outer.reshard_after_forward),
+        };
+        self.units += u32::from(starts);
+        let unit = if let Units::Model = fsdp.units { outer.unit } else { self.units };
+        let checkpoint = checkpoint.clone();
+        let data = ScopeData { unit, checkpoint, reshard_after_forward, ..outer.clone() };
+        self.scoped_as(name, data, f)
+    }
+
+    /// The scope of the module at hand.
+    pub fn scope(&self) -> Scope {
+        self.builder.scope
+    }
+
+    /// The name of something in the module at hand: `model.layers.0.self_attn` and `q`.
+    pub fn name(&self, name: &str) -> String {
+        match name {
+            "" => self.scope_path.trim_end_matches('_').to_string(),
+            _ => join(self.scope_path.trim_end_matches('_'), name).into_owned(),
+        }
+    }
+
+    /// The name of a parameter of the module at hand: `weight`.
+    pub fn param_name(&self, name: &str) -> String {
+        join(&self.scope_path, name).into_owned()
+    }
+
+    /// Where `field` of the module at hand is.
+    pub fn here(&self, field: &str) -> At {
+        let dot = if field.is_empty() { "" } else { "." };
+        At::Path(format!("{}{dot}{field}", self.path))
+    }
+
+    /// An error at `field` of the module at hand.
+    pub fn error(&self, field: &str, problem: Problem) -> ModelError {
+        problem.at(self.here(field))
+    }
+
+    /// An error of an op, at the module at hand.
+    fn failed(&self, error: BuildError) -> ModelError {
+        self.error("", Problem::Build(error))
+    }
+
+    /// Applies an op with one result, called `name` in the module at hand.
+    pub fn op(
+        &mut self,
+        name: &str,
+        op: impl Into<Op>,
+        inputs: &[Value],
+    ) -> Result<Value, ModelError> {
+        let name = self.name(name);
+        self.builder.op(&name, op, inputs).map_err(|it| self.failed(it))
+    }
+
+    /// Applies an op with several results.
+    pub fn ops(
+        &mut self,
+        names: &[&str],
+        op: impl Into<Op>,
+        inputs: &[Value],
+    ) -> Result<SmallVec<[Value; 2]>, ModelError> {
+        let names: SmallVec<[String; 3]> = names.iter().map(|it| self.name(it)).collect();
+        let names: SmallVec<[&str; 3]> = names.iter().map(String::as_str).collect();
+        self.builder.ops(&names, op, inputs).map_err(|it| self.failed(it))
+    }
+
+    /// The type of a value.
+    pub fn ty(&self, value: Value) -> &TensorType {
+        self.builder.graph.ty(value)
+    }
+
+    /// The size of the last dimension of a value; 1 for a scalar.
+    pub fn width(&self, value: Value) -> u64 {
+        self.ty(value).shape.last().copied().unwrap_or(1)
+    }
+
+    /// The only input of a module, in compute type.
+    pub fn one(&mut self, inputs: &Values) -> Result<Value, ModelError> {
+        self.exactly::<1>(inputs, "1 tensor").map(|it| it[0])
+    }
+
+    /// The inputs of a module that takes so many, floats in compute type.
+    pub fn exactly<const N: usize>(
+        &mut self,
+        inputs: &Values,
+        expected: &str,
+    ) -> Result<[Value; N], ModelError> {
+        let Ok(values) = <[Value; N]>::try_from(inputs.as_slice()) else {
+            let (module, expected) = (self.title(), expected.to_string());
+            return Err(self.error("", Problem::Inputs { module, expected, found: inputs.len() }));
+        };
+        let to = self.model.precision.compute;
+        let mut res = values;
+        for value in &mut res {
+            let dtype = self.ty(*value).dtype;
+            if self.model.precision.cast_inputs && dtype.is_float() && dtype != to {
+                let name = format!("{}.{}", self.builder.graph.values[*value].name, to);
+                *value =
+                    self.builder.op(&name, Cast { to }, &[*value]).map_err(|it| self.failed(it))?;
+            }
+        }
+        Ok(res)
+    }
+
+    /// What to call the module at hand in a message.
+    pub fn title(&self) -> String {
+        if self.scope_path.is_empty() { self.path.clone() } else { self.name("") }
+    }
+
+    /// Pins a value of the residual stream.
+    pub fn pin_stream(&mut self, value: Value) -> Result<(), ModelError> {
+        let ty = self.ty(value);
+        let mut sharding = Sharding::replicated(ty.ndim());
+        if ty.ndim() > 1 {
+            sharding.dims[0] = DimLayout::over(self.layout.data.iter().copied());
+        }
+        if ty.ndim() > 2 && self.sequence_parallel {
+            let size = ty.shape[1];
+            if !size.is_multiple_of(self.tp.size) {
+                let problem = Problem::Indivisible {
+                    tensor: self.builder.graph.values[value].name.clone(),
+                    what: "dim 1 (sequence)".to_string(),
+                    size,
+                    axis: self.tp.name.clone(),
+                    axis_size: self.tp.size,
+                    fix: "use a sequence that it divides, or `sequence_parallel: false`"
+                        .to_string(),
+                };
+                return Err(problem.at(At::Path("sequence".into())));
+            }
+            sharding.dims[1] = self.tp.cut();
+        }
+        self.builder.pin(value, sharding);
+        Ok(())
+    }
+
+    /// Refuses a dimension that the tensor-parallel axis does not divide.
+    pub fn check_tp(&self, field: &str, what: &str, size: u64) -> Result<(), ModelError> {
+        if size.is_multiple_of(self.tp.size) {
+            return Ok(());
+        }
+        let (axis, axis_size) = (self.tp.name.clone(), self.tp.size);
+        let problem = Problem::Indivisible {
+            tensor: self.title(),
+            what: what.to_string(),
+            size,
+            fix: format!(
+                "use a size that {axis_size} divides, or a mesh whose `{axis}` divides {size}"
+            ),
+            axis,
+            axis_size,
+        };
+        Err(self.error(field, problem))
+    }
+}

@@ -1,0 +1,545 @@
+//! `ModelError`: what is wrong with a `model.ron`, and where.
+//!
+//! Syntax and schema errors know their bytes in the source. The meaning is checked on the parsed
+//! model, where serde keeps no spans, so those errors carry a path (`layers[1].body[0].attention`)
+//! and [`ModelError::span`] finds it in the source.
+
+use std::fmt;
+use std::ops::Range;
+
+use ron::error::{Position, SpannedError};
+
+use super::locate::locate;
+use crate::build::BuildError;
+use crate::placement::PlacementError;
+
+/// An error of the user's model, mesh or overrides.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{problem}")]
+pub struct ModelError {
+    /// What is wrong.
+    pub problem: Box<Problem>,
+    /// Where.
+    pub at: At,
+}
+
+/// Where an error is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum At {
+    /// These bytes of the source.
+    Source {
+        /// Byte range; may be empty.
+        bytes: Range<usize>,
+        /// Line, from 1.
+        line: usize,
+        /// Column in characters, from 1.
+        column: usize,
+    },
+    /// This field: `layers[1].body[0].attention.kv_heads`.
+    Path(String),
+    /// The text of the mesh, as in `--mesh 2x4`.
+    Mesh,
+    /// An override, as in `--set precision.compute=bf16`; its path.
+    Override(String),
+}
+
+/// What is wrong, with the values that a message or a program needs.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Problem {
+    /// Not RON, or a value of the wrong type.
+    #[error("{what}")]
+    Syntax {
+        /// The message, lower case.
+        what: String,
+    },
+    /// A value of another type than the field has.
+    #[error("expected {expected}, found {found}")]
+    WrongType {
+        /// The type of the field.
+        expected: String,
+        /// What is written.
+        found: String,
+    },
+    /// A field that the module does not have.
+    #[error("{} has no field `{field}`", subject(.owner, "this"))]
+    UnknownField {
+        /// The struct, where it has a name.
+        owner: Option<String>,
+        /// The field.
+        field: String,
+        /// What it has.
+        known: Vec<String>,
+    },
+    /// A field that must be given.
+    #[error("{} needs the field `{field}`", subject(.owner, "this"))]
+    MissingField {
+        /// The struct, where it has a name.
+        owner: Option<String>,
+        /// The field.
+        field: String,
+    },
+    /// A field that is given twice.
+    #[error("the field `{field}` is given twice")]
+    DuplicateField {
+        /// The field.
+        field: String,
+    },
+    /// A word that is none of a closed list: a module, an activation, a dtype.
+    #[error("unknown {} `{found}`", .owner.as_deref().unwrap_or("variant"))]
+    UnknownVariant {
+        /// What the list is of.
+        owner: Option<String>,
+        /// The word.
+        found: String,
+        /// The list.
+        known: Vec<String>,
+    },
+    /// An override that cannot be applied.
+    #[error("`{path}={value}` cannot be set: {why}")]
+    Override {
+        /// The path.
+        path: String,
+        /// The value.
+        value: String,
+        /// Why not.
+        why: String,
+    },
+    /// The text of a mesh that is not one.
+    #[error("`{text}` is no mesh: {why}")]
+    BadMesh {
+        /// The text.
+        text: String,
+        /// Why not.
+        why: String,
+    },
+    /// A mesh axis without coordinates.
+    #[error("mesh axis `{axis}` has size 0; an axis needs at least one rank")]
+    EmptyAxis {
+        /// The axis, or its position.
+        axis: String,
+    },
+    /// A mesh with a number of axes for which the model has no names.
+    #[error("the mesh has {found} axes, and the model names the axes of meshes of {known}")]
+    AxisCount {
+        /// Axes of the mesh.
+        found: usize,
+        /// Numbers of axes that have names, as `1 (dp) and 2 (dp, tp)`.
+        known: String,
+    },
+    /// A name that is no axis of any mesh of the model.
+    #[error("no mesh of this model has an axis `{name}`")]
+    UnknownAxis {
+        /// The name.
+        name: String,
+        /// The axes that there are.
+        known: Vec<String>,
+    },
+    /// One axis does two jobs.
+    #[error("axis `{axis}` is both {first} and {second}; one axis can do one of them")]
+    AxisTwice {
+        /// The axis.
+        axis: String,
+        /// One job.
+        first: &'static str,
+        /// The other.
+        second: &'static str,
+    },
+    /// A placement that is none of this tensor.
+    #[error("`{tensor}`: {source}")]
+    Placement {
+        /// The tensor.
+        tensor: String,
+        /// Why.
+        source: PlacementError,
+    },
+    /// A size that an axis must divide.
+    #[error("`{tensor}`: {what} is {size}, which `{axis}` of size {axis_size} does not divide")]
+    Indivisible {
+        /// The tensor or module.
+        tensor: String,
+        /// The dimension, as `dim 0 (ffn)`.
+        what: String,
+        /// Its size.
+        size: u64,
+        /// The axis, or axes.
+        axis: String,
+        /// How many coordinates it has.
+        axis_size: u64,
+        /// What would fix it.
+        fix: String,
+    },
+    /// KV heads that can be neither shared out nor replicated evenly.
+    #[error(
+        "`{module}`: kv_heads is {kv_heads}, which neither divides nor is divided by `{axis}` of \
+         size {axis_size}"
+    )]
+    KvHeads {
+        /// The module.
+        module: String,
+        /// Its KV heads.
+        kv_heads: u64,
+        /// The tensor-parallel axis.
+        axis: String,
+        /// Its size.
+        axis_size: u64,
+    },
+    /// A batch that cannot be shared out evenly.
+    #[error(
+        "a batch of {batch} sequences is not divisible by {micro_batches} micro-batches times \
+         {data_parallel} data-parallel coordinates ({axes})"
+    )]
+    Batch {
+        /// Sequences of a step.
+        batch: u64,
+        /// Micro-batches of a step.
+        micro_batches: u64,
+        /// Coordinates over the data-parallel axes.
+        data_parallel: u64,
+        /// The data-parallel axes with sizes.
+        axes: String,
+    },
+    /// A number out of its range.
+    #[error("{field} is {found}, and must be {expected}")]
+    Range {
+        /// The field.
+        field: String,
+        /// Its value.
+        found: String,
+        /// What it must be.
+        expected: String,
+    },
+    /// Operands that do not fit an op.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// A module got another number of tensors than it takes.
+    #[error("`{module}` takes {expected}, and the module before it gives {found}")]
+    Inputs {
+        /// The module.
+        module: String,
+        /// What it takes.
+        expected: String,
+        /// What it gets.
+        found: usize,
+    },
+    /// A tensor with another size than the module says.
+    #[error("`{module}`: {what} is {expected}, but its input has {found}")]
+    Size {
+        /// The module.
+        module: String,
+        /// Which size.
+        what: String,
+        /// What the module says.
+        expected: u64,
+        /// What it gets.
+        found: u64,
+    },
+    /// A pattern that fits no parameter.
+    #[error("`{pattern}` in {field} matches no parameter of the model")]
+    NoMatch {
+        /// The field.
+        field: String,
+        /// The pattern.
+        pattern: String,
+        /// The parameter whose name is nearest.
+        nearest: Option<String>,
+    },
+    /// Two parameters of one name.
+    #[error(
+        "two parameters are called `{name}`; give one of their modules another name, or tie them"
+    )]
+    DuplicateParam {
+        /// The name.
+        name: String,
+    },
+    /// Tied parameters of different shapes.
+    #[error("`{alias}` of shape {alias_shape:?} is tied to `{name}` of shape {shape:?}")]
+    Tied {
+        /// The second use.
+        alias: String,
+        /// The shape it needs.
+        alias_shape: Vec<u64>,
+        /// The parameter.
+        name: String,
+        /// Its shape.
+        shape: Vec<u64>,
+    },
+    /// A name in a block that nothing defines.
+    #[error("`{block}`: no value is called `{name}` here")]
+    UnknownValue {
+        /// The block.
+        block: String,
+        /// The name.
+        name: String,
+        /// The names there are.
+        known: Vec<String>,
+    },
+    /// An op in a block that cannot be read.
+    #[error("`{block}`: {why}")]
+    Op {
+        /// The block.
+        block: String,
+        /// Why.
+        why: String,
+    },
+    /// The model computes no loss.
+    #[error("the model has no loss; its last layer must be `CrossEntropy`")]
+    NoLoss,
+}
+
+fn subject(owner: &Option<String>, otherwise: &str) -> String {
+    owner.as_ref().map_or(otherwise.to_string(), |it| format!("`{it}`"))
+}
+
+impl ModelError {
+    /// Stable code: `PL01xx` is how the file is written, `PL02xx` what it means.
+    pub fn code(&self) -> &'static str {
+        match *self.problem {
+            Problem::Syntax { .. } => "PL0101",
+            Problem::UnknownField { .. } => "PL0102",
+            Problem::WrongType { .. } => "PL0103",
+            Problem::MissingField { .. } => "PL0104",
+            Problem::UnknownVariant { .. } => "PL0105",
+            Problem::DuplicateField { .. } => "PL0106",
+            Problem::Override { .. } => "PL0107",
+            Problem::UnknownAxis { .. } => "PL0201",
+            Problem::Placement { .. } => "PL0202",
+            Problem::Indivisible { .. } => "PL0203",
+            Problem::KvHeads { .. } => "PL0204",
+            Problem::AxisCount { .. } => "PL0205",
+            Problem::BadMesh { .. } | Problem::EmptyAxis { .. } => "PL0206",
+            Problem::Batch { .. } => "PL0207",
+            Problem::Build(_) | Problem::Size { .. } => "PL0208",
+            Problem::NoMatch { .. } => "PL0209",
+            Problem::Tied { .. } => "PL0210",
+            Problem::DuplicateParam { .. } => "PL0211",
+            Problem::Inputs { .. } | Problem::NoLoss => "PL0212",
+            Problem::Op { .. } => "PL0213",
+            Problem::UnknownValue { .. } => "PL0214",
+            Problem::AxisTwice { .. } => "PL0215",
+            Problem::Range { .. } => "PL0216",
+        }
+    }
+
+    /// What would fix it, where the message does not say so.
+    pub fn help(&self) -> Option<String> {
+        match &*self.problem {
+            Problem::UnknownField { field, known, .. }
+            | Problem::UnknownVariant { found: field, known, .. }
+            | Problem::UnknownAxis { name: field, known }
+            | Problem::UnknownValue { name: field, known, .. } => Some(suggest(field, known)),
+            Problem::Indivisible { fix, .. } => Some(fix.clone()),
+            Problem::KvHeads { kv_heads, axis, .. } => Some(format!(
+                "use a `{axis}` that divides {kv_heads} (each rank gets some of the KV heads) or a \
+                 multiple of it (each KV head is replicated)"
+            )),
+            Problem::Batch { micro_batches, data_parallel, .. } => Some(format!(
+                "use a batch that is a multiple of {}, or fewer micro-batches",
+                micro_batches * data_parallel
+            )),
+            Problem::AxisCount { .. } => Some(
+                "name the axes in `meshes`, or give them by name: `--mesh dp=2,tp=4`".to_string(),
+            ),
+            Problem::BadMesh { .. } | Problem::EmptyAxis { .. } => {
+                Some("write `8`, `2x4` or `dp=2,tp=4`".to_string())
+            }
+            Problem::NoMatch { nearest, .. } => {
+                nearest.as_ref().map(|it| format!("the nearest parameter is `{it}`"))
+            }
+            Problem::Tied { .. } => Some("tied parameters have one shape".to_string()),
+            Problem::Override { .. } => {
+                Some("write the path as in the file: `precision.compute=bf16`".to_string())
+            }
+            Problem::MissingField { .. }
+            | Problem::Syntax { .. }
+            | Problem::WrongType { .. }
+            | Problem::DuplicateField { .. }
+            | Problem::Placement { .. }
+            | Problem::AxisTwice { .. }
+            | Problem::Range { .. }
+            | Problem::Build(_)
+            | Problem::Inputs { .. }
+            | Problem::Size { .. }
+            | Problem::DuplicateParam { .. }
+            | Problem::Op { .. }
+            | Problem::NoLoss => None,
+        }
+    }
+
+    /// The bytes of the source to point at; `None` if the error is not in the file.
+    pub fn span(&self, source: &str) -> Option<Range<usize>> {
+        match &self.at {
+            At::Source { bytes, .. } => Some(bytes.clone()),
+            At::Path(path) => locate(source, path),
+            At::Mesh | At::Override(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            At::Source { line, column, .. } => write!(f, "{line}:{column}"),
+            At::Path(path) => f.write_str(path),
+            At::Mesh => f.write_str("--mesh"),
+            At::Override(path) => write!(f, "--set {path}"),
+        }
+    }
+}
+
+impl Problem {
+    pub(super) fn at(self, at: At) -> ModelError {
+        ModelError { problem: Box::new(self), at }
+    }
+}
+
+/// An error of the RON parser, in our words where we know what was meant.
+pub(super) fn from_ron(source: &str, error: SpannedError) -> ModelError {
+    use ron::Error as E;
+    let (start, end) = (offset(source, error.span.start), offset(source, error.span.end));
+    let known = |it: &[&str]| it.iter().map(|it| it.to_string()).collect();
+    // The parser stands behind a name that it dislikes.
+    let behind = |word: &str| match source[..end].rfind(word) {
+        Some(at) => at..at + word.len(),
+        None => start..end.max(start),
+    };
+    let mistyped = |expected: &str| {
+        let bytes = word_at(source, start);
+        let found = match &source[bytes.clone()] {
+            "" => "the end".to_string(),
+            it => format!("`{it}`"),
+        };
+        (Problem::WrongType { expected: expected.to_string(), found }, bytes)
+    };
+    let (problem, bytes) = match error.code {
+        E::NoSuchStructField { expected, found, outer } => {
+            let bytes = behind(&found);
+            (Problem::UnknownField { owner: outer, field: found, known: known(expected) }, bytes)
+        }
+        E::NoSuchEnumVariant { expected, found, outer } => {
+            let (bytes, owner) = (behind(&found), outer.map(|it| noun(&it)));
+            (Problem::UnknownVariant { owner, found, known: known(expected) }, bytes)
+        }
+        E::DuplicateStructField { field, .. } => {
+            (Problem::DuplicateField { field: field.to_string() }, behind(field))
+        }
+        E::MissingStructField { field, outer } => {
+            let problem = Problem::MissingField { owner: outer, field: field.to_string() };
+            (problem, start..end.max(start))
+        }
+        E::InvalidValueForType { expected, found } => {
+            (Problem::WrongType { expected, found }, start..end.max(start))
+        }
+        E::ExpectedInteger => mistyped("a whole number"),
+        E::ExpectedFloat => mistyped("a number"),
+        E::ExpectedBoolean => mistyped("true or false"),
+        E::ExpectedString => mistyped("a string in quotes"),
+        E::ExpectedArray => mistyped("a list `[...]`"),
+        E::ExpectedMap => mistyped("a map `{...}`"),
+        E::ExpectedStructLike | E::ExpectedNamedStructLike(_) => mistyped("fields in `(...)`"),
+        E::ExpectedIdentifier => mistyped("a name"),
+        other => (Problem::Syntax { what: lower(&other.to_string()) }, start..end.max(start)),
+    };
+    let line = 1 + source[..bytes.start].matches('\n').count();
+    let line_start = source[..bytes.start].rfind('\n').map_or(0, |it| it + 1);
+    let column = 1 + source[line_start..bytes.start].chars().count();
+    problem.at(At::Source { bytes, line, column })
+}
+
+/// The byte of a line and column.
+fn offset(source: &str, position: Position) -> usize {
+    let lines = source.split_inclusive('\n').take(position.line.saturating_sub(1));
+    let start: usize = lines.map(str::len).sum();
+    let rest = &source[start..];
+    let column = rest.char_indices().nth(position.col.saturating_sub(1));
+    start + column.map_or(rest.len(), |it| it.0)
+}
+
+/// The word or bracket that starts at `at`, after white space.
+fn word_at(source: &str, at: usize) -> Range<usize> {
+    let rest = &source[at..];
+    let start = at + rest.len() - rest.trim_start().len();
+    let rest = &source[start..];
+    let end = rest.find(|it: char| it.is_whitespace() || "()[]{},:".contains(it));
+    let len = match end {
+        Some(0) => 1,
+        Some(end) => end,
+        None => rest.len(),
+    };
+    start..start + len
+}
+
+/// What a closed list of words is a list of.
+fn noun(owner: &str) -> String {
+    match owner {
+        "Function" => "activation".to_string(),
+        "OptimizerSpec" => "optimizer".to_string(),
+        "PlacementSpec" | "ValuePlacement" => "placement".to_string(),
+        "ParallelMode" => "parallel mode".to_string(),
+        "ReduceOp" => "reduction".to_string(),
+        "Names" => "naming scheme".to_string(),
+        _ => owner.to_lowercase(),
+    }
+}
+
+fn lower(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or(String::new(), |it| it.to_lowercase().chain(chars).collect())
+}
+
+/// "did you mean" for a near miss, and the list otherwise.
+fn suggest(found: &str, known: &[String]) -> String {
+    match nearest(found, known) {
+        Some(near) => format!("did you mean `{near}`?"),
+        None if known.is_empty() => "there are none here".to_string(),
+        None => format!("one of {}", known.join(", ")),
+    }
+}
+
+/// The word that is nearest to `found`, if it is near enough to be what was meant.
+pub(super) fn nearest<'a>(found: &str, known: &'a [String]) -> Option<&'a str> {
+    let lower = found.to_lowercase();
+    let scored = known.iter().map(|it| (distance(&lower, &it.to_lowercase()), it));
+    let (score, best) = scored.min_by_key(|it| it.0)?;
+    let limit = 1 + found.chars().count().max(best.chars().count()) / 3;
+    (score <= limit && score < found.chars().count()).then_some(best.as_str())
+}
+
+/// Edits (insert, delete, replace, swap two neighbours) between two words.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let mut rows = vec![(0..=b.len()).collect::<Vec<usize>>()];
+    for i in 1..=a.len() {
+        let mut row = vec![i];
+        for j in 1..=b.len() {
+            let replace = rows[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            let mut best = replace.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                best = best.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(best);
+        }
+        rows.push(row);
+    }
+    rows[a.len()][b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(found: &str, known: &[&str], expect: Option<&str>) {
+        let known: Vec<String> = known.iter().map(|it| it.to_string()).collect();
+        assert_eq!(nearest(found, &known), expect);
+    }
+
+    #[test]
+    fn suggests_near_misses_only() {
+        check("pt", &["dp", "tp"], Some("tp"));
+        check("tpp", &["dp", "tp"], Some("tp"));
+        check("dp_shrad", &["dp", "dp_shard", "tp"], Some("dp_shard"));
+        check("kv_head", &["heads", "kv_heads"], Some("kv_heads"));
+        check("zzzzz", &["dp", "tp"], None);
+        check("x", &[], None);
+    }
+}

@@ -1,0 +1,49 @@
+//! `LmHead`: logits over the vocabulary, vocabulary-parallel; the vocabulary may be uneven.
+
+use smallvec::smallvec;
+
+use super::{Common, ModuleDef};
+use crate::graph::Init;
+use crate::model::elaborate::{Cx, Values};
+use crate::model::error::ModelError;
+use crate::model::params::ParamSpec;
+use crate::model::schema::ParamOptions;
+use crate::ops::{Cast, Matmul};
+
+module! {
+    /// See the [module docs](self).
+    pub struct LmHead {
+        /// Size of the vocabulary; that of the `Embedding` by default.
+        #[serde(default)]
+        pub vocab: Option<u64>,
+        /// How the weight starts; the model's `init` by default.
+        #[serde(default)]
+        pub init: Option<Init>,
+        /// Options of the weight.
+        #[serde(default)]
+        pub weight: ParamOptions,
+    }
+}
+
+impl ModuleDef for LmHead {
+    fn common(&self) -> Common<'_> {
+        self.common_options()
+    }
+
+    fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {
+        let x = cx.one(&inputs)?;
+        let vocab = self.vocab.unwrap_or(cx.builder.graph.run.vocab);
+        let shape = [vocab, cx.width(x)];
+        let mut spec = ParamSpec::new("weight", &shape, self.init.unwrap_or(cx.model.init));
+        spec.masked = true;
+        spec.options = Some(&self.weight);
+        let weight = cx.param(spec.cut(0, cx.tp.cut()))?;
+        let fprop = Matmul { transpose_b: true, ..Matmul::default() };
+        let mut logits = cx.op("logits", fprop, &[x, weight])?;
+        let precision = &cx.model.precision;
+        if let Some(to) = precision.output.filter(|&it| it != precision.compute) {
+            logits = cx.op("logits.output", Cast { to }, &[logits])?;
+        }
+        Ok(smallvec![logits])
+    }
+}

@@ -1,0 +1,65 @@
+//! `Repeat`: the same modules several times, each with parameters of its own.
+//!
+//! Iteration `i` is called `prefix.i`, is an FSDP unit of its own (see [`Units`]), and is what
+//! activation checkpointing works on.
+//!
+//! [`Units`]: crate::model::schema::Units
+
+use super::{Attention, Common, Module, ModuleDef, attentions_in};
+use crate::graph::Checkpoint;
+use crate::model::elaborate::{Cx, Values};
+use crate::model::error::{At, ModelError, Problem};
+use crate::model::names::join;
+use crate::ops::OpKind;
+
+module! {
+    /// See the [module docs](self).
+    pub struct Repeat {
+        /// How often.
+        pub n: u32,
+        /// Path of the iterations.
+        pub prefix: String,
+        /// The modules of one iteration.
+        pub body: Vec<Module>,
+        /// Activation checkpointing of these layers; the model's by default.
+        #[serde(default)]
+        pub checkpoint: Option<Checkpoint>,
+    }
+}
+
+impl ModuleDef for Repeat {
+    fn common(&self) -> Common<'_> {
+        self.common_options()
+    }
+
+    fn build(&self, cx: &mut Cx<'_>, mut values: Values) -> Result<Values, ModelError> {
+        let (checkpoint, at) = match &self.checkpoint {
+            Some(own) => (own, cx.here("checkpoint")),
+            None => (&cx.model.checkpoint, At::Path("checkpoint".into())),
+        };
+        check_ops(checkpoint, at)?;
+        for index in 0..self.n {
+            let name = join(&self.prefix, &index.to_string()).into_owned();
+            values = cx.repeated(&name, index, checkpoint, |cx| cx.chain("body", &self.body, values))?;
+        }
+        Ok(values)
+    }
+
+    fn attentions(&self, path: &str, tp_mesh: Option<&str>, found: &mut Vec<Attention>) {
+        attentions_in(&self.body, &format!("{path}.body"), tp_mesh, found);
+    }
+}
+
+/// What selective checkpointing keeps are results of ops that exist.
+fn check_ops(checkpoint: &Checkpoint, at: At) -> Result<(), ModelError> {
+    let Checkpoint::Selective(kept) = checkpoint else { return Ok(()) };
+    let known = || OpKind::ALL.iter().map(|it| it.name());
+    match kept.iter().find(|it| !known().any(|op| op == it.as_str())) {
+        None => Ok(()),
+        Some(it) => {
+            let known = known().map(str::to_string).collect();
+            let (owner, found) = (Some("op".to_string()), it.clone());
+            Err(Problem::UnknownVariant { owner, found, known }.at(at))
+        }
+    }
+}

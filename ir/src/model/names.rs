@@ -1,0 +1,103 @@
+//! How parameters inside a module are called: Hugging Face's Llama and GPT-2, TransformerEngine.
+//!
+//! A module asks for the path of a *part* by its key, which is its Llama name. A path that ends in
+//! `_` is joined to `weight` without a dot: TransformerEngine's `fc1_weight`.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+
+use super::schema::Ordered;
+
+/// A naming scheme.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Names {
+    /// `self_attn.q_proj.weight`, `mlp.gate_proj.weight`: Hugging Face's Llama and its relatives.
+    #[default]
+    Llama,
+    /// `attn.c_attn.q.weight`, `mlp.c_fc.weight`: Hugging Face's GPT-2, its packed `c_attn` apart.
+    Gpt2,
+    /// `self_attention.layernorm_qkv.query_weight`, `layernorm_mlp.fc1_weight`: TransformerEngine.
+    TransformerEngine,
+}
+
+impl Names {
+    /// The local path of the part `key`.
+    pub fn path(self, key: &str) -> &str {
+        let table: &[(&str, &str)] = match self {
+            Names::Llama => &[],
+            Names::Gpt2 => &[
+                ("input_layernorm", "ln_1"),
+                ("self_attn", "attn"),
+                ("q_proj", "c_attn.q"),
+                ("k_proj", "c_attn.k"),
+                ("v_proj", "c_attn.v"),
+                ("o_proj", "c_proj"),
+                ("post_attention_layernorm", "ln_2"),
+                ("up_proj", "c_fc"),
+                ("gate_proj", "c_gate"),
+                ("down_proj", "c_proj"),
+            ],
+            Names::TransformerEngine => &[
+                ("input_layernorm", "self_attention.layernorm_qkv.layer_norm_"),
+                ("self_attn", "self_attention"),
+                ("q_proj", "layernorm_qkv.query_"),
+                ("k_proj", "layernorm_qkv.key_"),
+                ("v_proj", "layernorm_qkv.value_"),
+                ("o_proj", "proj"),
+                ("post_attention_layernorm", "layernorm_mlp.layer_norm_"),
+                ("mlp", "layernorm_mlp"),
+                ("gate_proj", "fc1_gate_"),
+                ("up_proj", "fc1_"),
+                ("down_proj", "fc2_"),
+            ],
+        };
+        table.iter().find(|it| it.0 == key).map_or(key, |it| it.1)
+    }
+}
+
+/// The path of the part `key`, where a module may have said otherwise.
+pub(super) fn part<'a>(names: Names, overrides: &'a Ordered<String>, key: &'a str) -> &'a str {
+    let said = overrides.0.iter().find(|it| it.0 == key);
+    said.map_or_else(|| names.path(key), |it| it.1.as_str())
+}
+
+/// `path.name`, or `pathname` after a `_`.
+pub(super) fn join<'a>(path: &'a str, name: &'a str) -> Cow<'a, str> {
+    match (path, name) {
+        ("", it) | (it, "") => Cow::Borrowed(it),
+        _ if path.ends_with('_') => Cow::Owned(format!("{path}{name}")),
+        _ => Cow::Owned(format!("{path}.{name}")),
+    }
+}
+
+/// Whether `text` is what `pattern` says; `*` stands for any text.
+pub(super) fn glob(pattern: &str, text: &str) -> bool {
+    let mut parts = pattern.split('*');
+    let first = parts.next().unwrap_or_default();
+    let Some(mut rest) = text.strip_prefix(first) else { return false };
+    let parts: Vec<&str> = parts.collect();
+    let Some((last, middle)) = parts.split_last() else { return rest.is_empty() };
+    for part in middle {
+        match rest.find(part) {
+            Some(at) => rest = &rest[at + part.len()..],
+            None => return false,
+        }
+    }
+    rest.ends_with(last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs_match_whole_names() {
+        assert!(glob("*", "a.b"));
+        assert!(glob("a.*.weight", "a.0.b.weight"));
+        assert!(glob("*norm*", "model.norm.weight"));
+        assert!(!glob("a.*.weight", "a.weight"));
+        assert!(!glob("norm", "model.norm"));
+        assert!(!glob("model.norm", "model.norm.weight"));
+    }
+}

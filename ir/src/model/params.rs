@@ -1,0 +1,292 @@
+//! Parameters: one leaf in storage layout, one cast in `Prepare`, one gather in `Forward`.
+//!
+//! ```text
+//! weight          f32  [tp.dp, _]   master, in storage layout
+//! weight.compute  bf16 [tp.dp, _]   state, cast in `Prepare`; the master itself if types agree
+//! weight.full     bf16 [tp, _]      reshard in `Forward`; what modules read
+//! ```
+
+use rustc_hash::FxHashMap;
+
+use super::elaborate::Cx;
+use super::error::{At, ModelError, Problem, nearest};
+use super::names::glob;
+use super::schema::{Model, ParamOptions, Placements};
+use crate::graph::{Def, Init, Param, Section, Store};
+use crate::ops::{Cast, Reshard};
+use crate::placement::{self, DimLayout, Placement, Sharding};
+use crate::{TensorType, Value};
+
+/// A parameter as its module wants it.
+pub struct ParamSpec<'s> {
+    /// Local name: `weight`.
+    pub name: &'s str,
+    /// Global shape.
+    pub shape: &'s [u64],
+    /// How it starts.
+    pub init: Init,
+    /// Layout in compute; `None` is replicated.
+    pub compute: Option<Sharding>,
+    /// Layout in storage before FSDP; `None` is that of compute.
+    pub storage: Option<Sharding>,
+    /// The op that reads it masks padding, so that a cut may be uneven.
+    pub masked: bool,
+    /// What the user says of it in its module.
+    pub options: Option<&'s ParamOptions>,
+}
+
+impl<'s> ParamSpec<'s> {
+    /// A replicated parameter.
+    pub fn new(name: &'s str, shape: &'s [u64], init: Init) -> ParamSpec<'s> {
+        let (compute, storage, masked, options) = (None, None, false, None);
+        ParamSpec { name, shape, init, compute, storage, masked, options }
+    }
+
+    /// Cuts dimension `dim` in compute.
+    pub fn cut(mut self, dim: usize, layout: DimLayout) -> ParamSpec<'s> {
+        let whole = Sharding::replicated(self.shape.len());
+        self.compute = Some(self.compute.take().unwrap_or(whole).with_dim(dim, layout));
+        self
+    }
+}
+
+impl Cx<'_> {
+    /// Declares a parameter of the module at hand, and returns it as modules read it.
+    pub fn param(&mut self, spec: ParamSpec<'_>) -> Result<Value, ModelError> {
+        let written = self.param_name(spec.name);
+        let name = self.tied.get(written.as_str()).map_or(written.as_str(), |it| it).to_string();
+        if let Some(&index) = self.params.get(&name) {
+            return self.tie(index, written, spec.shape);
+        }
+        let ndim = spec.shape.len();
+        let mut compute = spec.compute.unwrap_or_else(|| Sharding::replicated(ndim));
+        let mut storage = spec.storage.unwrap_or_else(|| compute.clone());
+        let mut fsdp_dim = self.model.fsdp.dim;
+        let mut dtype = self.model.precision.storage;
+        let (mut init, mut decay, mut trainable) = (spec.init, ndim > 1, true);
+        let matches = |patterns: &[String]| patterns.iter().any(|it| glob(it, &name));
+        decay = (decay || matches(&self.model.decay)) && !matches(&self.model.no_decay);
+        trainable &= !matches(&self.model.frozen);
+        let global = self.model.parameters.0.iter().filter(|it| glob(&it.0, &name));
+        let global = global.map(|it| (Some(&it.0), &it.1));
+        let local = spec.options.map(|it| (None, it));
+        let (mut explicit, mut placed_at) = (false, None);
+        for (pattern, options) in local.into_iter().chain(global) {
+            init = options.init.unwrap_or(init);
+            dtype = options.dtype.unwrap_or(dtype);
+            fsdp_dim = options.fsdp_dim.unwrap_or(fsdp_dim);
+            decay = options.decay.unwrap_or(decay);
+            trainable = options.trainable.unwrap_or(trainable);
+            if let Some(placements) = &options.placements {
+                let at = match pattern {
+                    Some(it) => At::Path(format!("parameters[\"{it}\"].placements")),
+                    None => self.here("placements"),
+                };
+                storage = self.placements(&name, placements, ndim, &at)?;
+                placed_at = Some(at);
+                explicit = placements.keys().any(|it| self.layout.fsdp_names.contains(it));
+                compute = self.without_fsdp(&storage);
+            }
+        }
+        if !dtype.is_float() {
+            let (field, found) = (format!("dtype of `{name}`"), dtype.to_string());
+            return Err(
+                self.error("", Problem::Range { field, found, expected: "f32 or bf16".into() })
+            );
+        }
+        if !spec.masked {
+            let at = placed_at.unwrap_or_else(|| self.here(""));
+            self.check_even(&name, spec.shape, &compute, at)?;
+        }
+        if !explicit && ndim > 0 {
+            let dim = fsdp_dim.min(ndim - 1);
+            storage = placement::fsdp(&storage, dim, self.layout.fsdp.iter().copied());
+        }
+        let reduce_dtype = self.model.precision.reduce;
+        let master = self.builder.leaf(&name, TensorType::new(dtype, spec.shape), Def::Param);
+        self.builder.pin(master, storage.clone());
+        let in_compute = self.in_compute(master, &name, storage)?;
+        let full = Reshard { reduce: Some(reduce_dtype) };
+        let full = self.builder.op(&format!("{name}.full"), full, &[in_compute]);
+        let full = full.map_err(|it| self.error("", Problem::Build(it)))?;
+        self.builder.pin(full, compute);
+        let aliases = if written == name { Vec::new() } else { vec![written] };
+        self.params.insert(name, self.builder.graph.params.len());
+        let scope = self.scope();
+        self.builder.graph.params.push(Param {
+            value: master,
+            compute: in_compute,
+            full,
+            init,
+            decay,
+            trainable,
+            reduce_dtype,
+            scope,
+            aliases,
+            grad: None,
+        });
+        Ok(full)
+    }
+
+    /// The master weight in compute type.
+    fn in_compute(
+        &mut self,
+        master: Value,
+        name: &str,
+        storage: Sharding,
+    ) -> Result<Value, ModelError> {
+        let to = self.model.precision.compute;
+        let ty = self.ty(master).with_dtype(to);
+        if ty == *self.ty(master) {
+            return Ok(master);
+        }
+        let state = self.builder.leaf(&format!("{name}.compute"), ty, Def::State);
+        self.builder.pin(state, storage.clone());
+        let section = std::mem::replace(&mut self.builder.section, Section::Prepare);
+        let value = self.builder.op(&format!("{name}.cast"), Cast { to }, &[master]);
+        let value = value.map_err(|it| self.error("", Problem::Build(it)))?;
+        self.builder.pin(value, storage);
+        self.builder.section = section;
+        self.builder.graph.stores.push(Store { state, value, section: Section::Prepare });
+        Ok(state)
+    }
+
+    /// A second use of a parameter.
+    fn tie(&mut self, index: usize, written: String, shape: &[u64]) -> Result<Value, ModelError> {
+        let param = &self.builder.graph.params[index];
+        let owner = &self.builder.graph.values[param.value];
+        if owner.ty.shape.as_slice() != shape {
+            let problem = Problem::Tied {
+                alias: written,
+                alias_shape: shape.to_vec(),
+                name: owner.name.clone(),
+                shape: owner.ty.shape.to_vec(),
+            };
+            return Err(self.error("", problem));
+        }
+        let known = owner.name == written || param.aliases.contains(&written);
+        if known || !self.is_tied(&written) {
+            return Err(self.error("name", Problem::DuplicateParam { name: written }));
+        }
+        let full = param.full;
+        self.builder.graph.params[index].aliases.push(written);
+        Ok(full)
+    }
+
+    /// Whether `name` is another name of a parameter, or a parameter with other names.
+    fn is_tied(&self, name: &str) -> bool {
+        self.tied.contains_key(name) || self.tied.values().any(|&it| it == name)
+    }
+
+    /// Reads placements by axis; axes that this mesh lacks, or has at size 1, cut nothing.
+    pub(super) fn placements(
+        &self,
+        tensor: &str,
+        placements: &Placements,
+        ndim: usize,
+        at: &At,
+    ) -> Result<Sharding, ModelError> {
+        for name in placements.keys() {
+            if !self.layout.names.contains(name) {
+                let known = self.layout.names.clone();
+                return Err(Problem::UnknownAxis { name: name.clone(), known }.at(at.clone()));
+            }
+        }
+        let mesh = &self.layout.mesh;
+        let torch: Vec<Placement> = mesh
+            .user_axes()
+            .into_iter()
+            .map(|(name, size)| match placements.get(name) {
+                Some(&it) if size > 1 => it.into(),
+                _ => Placement::Replicate,
+            })
+            .collect();
+        Sharding::from_torch(&torch, ndim, mesh).map_err(|source| {
+            Problem::Placement { tensor: tensor.to_string(), source }.at(at.clone())
+        })
+    }
+
+    fn without_fsdp(&self, storage: &Sharding) -> Sharding {
+        let mut res = storage.without_partial();
+        for dim in &mut res.dims {
+            let keep = |it: &placement::Digit| match it {
+                placement::Digit::Axis(axis) => !self.layout.fsdp.contains(axis),
+                placement::Digit::Block(_) => true,
+            };
+            *dim = DimLayout::new(dim.digits().iter().copied().filter(keep));
+        }
+        res
+    }
+
+    fn check_even(
+        &self,
+        name: &str,
+        shape: &[u64],
+        sharding: &Sharding,
+        at: At,
+    ) -> Result<(), ModelError> {
+        let mesh = &self.layout.mesh;
+        for (dim, (layout, &size)) in sharding.dims.iter().zip(shape).enumerate() {
+            if !layout.divides(size, mesh) {
+                let axes = layout.axis_set();
+                let (axis, axis_size) = (mesh.names(axes), mesh.set_size(axes));
+                let fix = format!("use a size that {axis_size} divides, or another placement");
+                let (tensor, what) = (name.to_string(), format!("dim {dim}"));
+                let problem = Problem::Indivisible { tensor, what, size, axis, axis_size, fix };
+                return Err(problem.at(at));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The parameter that each alias stands for; chains are followed.
+pub(super) fn ties(model: &Model) -> FxHashMap<&str, &str> {
+    let direct: FxHashMap<&str, &str> =
+        model.tied.iter().map(|it| (it.0.as_str(), it.1.as_str())).collect();
+    let end = |alias: &'_ str| {
+        let mut name = direct[alias];
+        for _ in 0..direct.len() {
+            name = direct.get(name).copied().unwrap_or(name);
+        }
+        name
+    };
+    model.tied.iter().map(|it| (it.0.as_str(), end(&it.0))).collect()
+}
+
+/// Every pattern must mean some parameter, or it is a misspelling.
+pub(super) fn check_patterns(cx: &Cx<'_>) -> Result<(), ModelError> {
+    let model = cx.model;
+    let graph = &*cx.builder.graph;
+    let names = || graph.params.iter().map(|it| &graph.values[it.value].name);
+    let check = |field: &str, at: String, pattern: &str, found: bool| {
+        if found {
+            return Ok(());
+        }
+        let known: Vec<String> = names().cloned().collect();
+        let nearest = nearest(pattern, &known).map(str::to_string);
+        let (field, pattern) = (field.to_string(), pattern.to_string());
+        Err(Problem::NoMatch { field, pattern, nearest }.at(At::Path(at)))
+    };
+    let lists = [("decay", &model.decay), ("no_decay", &model.no_decay), ("frozen", &model.frozen)];
+    for (field, patterns) in lists {
+        for (i, pattern) in patterns.iter().enumerate() {
+            check(field, format!("{field}[{i}]"), pattern, names().any(|it| glob(pattern, it)))?;
+        }
+    }
+    for (pattern, _) in &model.parameters.0 {
+        let at = format!("parameters[\"{pattern}\"]");
+        check("parameters", at, pattern, names().any(|it| glob(pattern, it)))?;
+    }
+    for (i, (alias, name)) in model.tied.iter().enumerate() {
+        let known = graph.params.iter().any(|it| it.aliases.contains(alias));
+        check("tied", format!("tied[{i}][0]"), alias, known)?;
+        check(
+            "tied",
+            format!("tied[{i}][1]"),
+            name,
+            cx.params.contains_key(cx.tied[alias.as_str()]),
+        )?;
+    }
+    Ok(())
+}

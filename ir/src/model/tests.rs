@@ -1,0 +1,606 @@
+//! Whole models: names, placements, and the text of every error.
+
+use std::path::Path;
+
+use super::*;
+use crate::placement::Sharding;
+use crate::{DType, Graph, Phase, Section};
+
+fn example(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples").join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|it| panic!("{}: {it}", path.display()))
+}
+
+#[track_caller]
+fn graph_of(source: &str, mesh: &str, overrides: &[(&str, &str)]) -> Graph {
+    let model = parse_with(source, overrides).unwrap_or_else(|it| panic!("{it} at {}", it.at));
+    let mesh = MeshSpec::parse(mesh).expect("a mesh");
+    elaborate(&model, &mesh).unwrap_or_else(|it| panic!("{it} at {}", it.at))
+}
+
+fn tiny(mesh: &str, overrides: &[(&str, &str)]) -> Graph {
+    graph_of(&example("llama-tiny.ron"), mesh, overrides)
+}
+
+#[track_caller]
+fn sharding(graph: &Graph, value: &str) -> String {
+    let found = graph.values.values().find(|it| it.name == value);
+    let found = found.unwrap_or_else(|| panic!("there is no `{value}`"));
+    let sharding: &Sharding = found.sharding.as_ref().expect("a sharding");
+    sharding.display(&graph.mesh).to_string()
+}
+
+#[track_caller]
+fn check(graph: &Graph, expect: &[(&str, &str)]) {
+    for (value, expect) in expect {
+        assert_eq!(&sharding(graph, value), expect, "{value}");
+    }
+}
+
+#[test]
+fn every_example_elaborates_on_every_mesh() {
+    let meshes = ["1", "2", "8", "2x4", "4x2", "2x2x2", "1x8", "8x1", "2x1x4", "dp=2,tp=2"];
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
+    let mut n = 0;
+    for entry in std::fs::read_dir(dir).expect("the examples") {
+        let name = entry.expect("an example").file_name().into_string().expect("a name");
+        let source = example(&name);
+        for mesh in meshes {
+            // 12 heads do not divide over 8, nor do 4.
+            if mesh == "1x8" && matches!(name.as_str(), "gpt2-small.ron" | "llama-tiny.ron") {
+                continue;
+            }
+            let batch = [("batch", "PerReplica(2)"), ("micro_batches", "2")];
+            let graph = graph_of(&source, mesh, &batch);
+            assert_eq!(graph.phase, Phase::Logical);
+            for value in graph.values.values() {
+                if let Some(sharding) = &value.sharding {
+                    sharding.validate(&value.ty.shape, &graph.mesh).expect("a valid sharding");
+                    for axis in sharding.sharded_axes().iter() {
+                        assert!(graph.mesh.size(axis) > 1, "`{}` on {mesh} of {name}", value.name);
+                    }
+                }
+            }
+            let sections: Vec<Section> =
+                graph.order.iter().map(|&it| graph.nodes[it].section).collect();
+            assert!(sections.is_sorted());
+            n += 1;
+        }
+    }
+    assert!(n > 50);
+}
+
+#[test]
+fn parameters_are_those_of_hugging_face() {
+    let graph = tiny("2x4", &[]);
+    let mut found: Vec<(String, Vec<u64>)> = graph
+        .params
+        .iter()
+        .map(|it| &graph.values[it.value])
+        .map(|it| (it.name.clone(), it.ty.shape.to_vec()))
+        .collect();
+    found.sort();
+    let mut expect = vec![
+        ("lm_head.weight".to_string(), vec![256, 64]),
+        ("model.embed_tokens.weight".to_string(), vec![256, 64]),
+        ("model.norm.weight".to_string(), vec![64]),
+    ];
+    for i in 0..2 {
+        let layer = [
+            ("input_layernorm", vec![64]),
+            ("mlp.down_proj", vec![64, 160]),
+            ("mlp.gate_proj", vec![160, 64]),
+            ("mlp.up_proj", vec![160, 64]),
+            ("post_attention_layernorm", vec![64]),
+            ("self_attn.k_proj", vec![32, 64]),
+            ("self_attn.o_proj", vec![64, 64]),
+            ("self_attn.q_proj", vec![64, 64]),
+            ("self_attn.v_proj", vec![32, 64]),
+        ];
+        expect
+            .extend(layer.map(|(name, shape)| (format!("model.layers.{i}.{name}.weight"), shape)));
+    }
+    expect.sort();
+    assert_eq!(found, expect);
+    assert!(graph.params.iter().all(|it| it.decay == (graph.ty(it.value).ndim() == 2)));
+}
+
+#[test]
+fn fsdp_shards_are_minor_and_kv_heads_are_replicated() {
+    let graph = tiny("2x4", &[]);
+    check(
+        &graph,
+        &[
+            ("tokens", "[dp, _]"),
+            ("model.embed_tokens.weight", "[tp_kv.tp_rep.dp, _]"),
+            ("model.embed_tokens", "[dp, tp_kv.tp_rep, _]"),
+            ("model.layers.0.input_layernorm.weight", "[dp]"),
+            ("model.layers.0.input_layernorm.weight.full", "[_]"),
+            ("model.layers.0.self_attn.q_proj.weight.full", "[tp_kv.tp_rep, _]"),
+            ("model.layers.0.self_attn.k_proj.weight", "[tp_kv.tp_rep.dp, _]"),
+            ("model.layers.0.self_attn.k_proj.weight.full", "[tp_kv, _]"),
+            ("model.layers.0.self_attn.o_proj.weight", "[dp, tp_kv.tp_rep]"),
+            ("model.layers.0.self_attn.o_proj", "[dp, tp_kv.tp_rep, _]"),
+            ("model.layers.1.mlp.down_proj.weight.full", "[_, tp_kv.tp_rep]"),
+            ("model.layers.1.mlp_residual", "[dp, tp_kv.tp_rep, _]"),
+            ("lm_head.weight.full", "[tp_kv.tp_rep, _]"),
+        ],
+    );
+    let graph = tiny("4x2", &[("sequence_parallel", "false")]);
+    check(
+        &graph,
+        &[
+            ("model.layers.0.self_attn.k_proj.weight", "[tp.dp, _]"),
+            ("model.layers.0.self_attn.k_proj.weight.full", "[tp, _]"),
+            ("model.layers.0.self_attn.o_proj", "[dp, _, _]"),
+        ],
+    );
+}
+
+#[test]
+fn hsdp_shards_on_its_shard_axis_only() {
+    let graph = tiny("2x2x2", &[]);
+    check(
+        &graph,
+        &[
+            ("labels", "[dp_replicate.dp_shard, _]"),
+            ("model.layers.0.self_attn.q_proj.weight", "[tp.dp_shard, _]"),
+            ("model.norm.weight", "[dp_shard]"),
+            ("model.layers.0.mlp_residual", "[dp_replicate.dp_shard, tp, _]"),
+        ],
+    );
+    let axes = graph.mesh.names(graph.weight_mesh);
+    assert_eq!(axes, "dp_shard, tp");
+}
+
+#[test]
+fn multi_query_attention_replicates_its_one_head() {
+    let overrides = [("layers[1].body[0].attention.kv_heads", "1")];
+    let graph = tiny("2x4", &overrides);
+    check(
+        &graph,
+        &[
+            ("model.layers.0.self_attn.v_proj.weight", "[tp.dp, _]"),
+            ("model.layers.0.self_attn.v_proj.weight.full", "[_, _]"),
+        ],
+    );
+}
+
+#[test]
+fn fsdp_of_another_dim_and_none() {
+    let graph = tiny("2x4", &[("fsdp.dim", "1")]);
+    check(
+        &graph,
+        &[
+            ("model.layers.0.self_attn.q_proj.weight", "[tp_kv.tp_rep, dp]"),
+            ("model.layers.0.self_attn.o_proj.weight", "[_, tp_kv.tp_rep.dp]"),
+            ("model.norm.weight", "[dp]"),
+        ],
+    );
+    let graph = tiny("2x4", &[("fsdp.axes", "[]")]);
+    check(&graph, &[("model.norm.weight", "[_]"), ("model.norm.weight.full", "[_]")]);
+}
+
+#[test]
+fn compute_weights_are_cast_in_prepare() {
+    let graph = tiny("2x4", &[("precision.compute", "bf16")]);
+    let param = &graph.params[1];
+    assert_eq!(graph.ty(param.value).dtype, DType::F32);
+    assert_eq!(graph.ty(param.compute).dtype, DType::Bf16);
+    assert_eq!(graph.ty(param.full).dtype, DType::Bf16);
+    assert_eq!(graph.stores.len(), graph.params.len());
+    assert_eq!(graph.section(graph.stores[0].value), Section::Prepare);
+    assert_eq!(graph.ty(graph.results[0].1).dtype, DType::F32);
+    check(&graph, &[("model.norm.weight.compute", "[dp]")]);
+}
+
+#[test]
+fn units_and_checkpoints_follow_layers() {
+    let graph = tiny("2", &[("checkpoint", "Full")]);
+    let unit = |path: &str| {
+        let found = graph.scopes.values().find(|it| it.path == path).expect("a scope");
+        (found.unit, found.reshard_after_forward, found.checkpoint.clone())
+    };
+    use crate::graph::Checkpoint::{Full, None};
+    assert_eq!(unit("model.embed_tokens"), (0, false, None));
+    assert_eq!(unit("model.layers.0.self_attn.q_proj"), (1, true, Full));
+    assert_eq!(unit("model.layers.1"), (2, true, Full));
+    assert_eq!(unit("model.norm"), (0, false, None));
+}
+
+#[test]
+fn tied_parameters_are_one() {
+    let graph = graph_of(&example("gpt2-small.ron"), "2x4", &[]);
+    let found: Vec<_> = graph.params.iter().filter(|it| !it.aliases.is_empty()).collect();
+    assert_eq!(found.len(), 1);
+    assert_eq!(graph.values[found[0].value].name, "transformer.wte.weight");
+    assert_eq!(found[0].aliases, ["lm_head.weight"]);
+    let n: u64 = graph.params.iter().map(|it| graph.ty(it.value).n_elements()).sum();
+    assert_eq!(n, 124_439_808);
+}
+
+#[test]
+fn sizes_of_llama_3() {
+    for (name, expect) in [
+        ("llama3-8b.ron", 8_030_261_248u64),
+        ("llama3-70b.ron", 70_553_706_496),
+        ("llama3-405b.ron", 405_853_388_800),
+    ] {
+        let graph = graph_of(&example(name), "2x4", &[]);
+        let n: u64 = graph.params.iter().map(|it| graph.ty(it.value).n_elements()).sum();
+        assert_eq!(n, expect, "{name}");
+    }
+}
+
+/// The error's code, text, help and the piece of source that it points at.
+fn report(source: &str, mesh: &str) -> String {
+    let model = parse(source).and_then(|it| elaborate(&it, &MeshSpec::parse(mesh)?));
+    let error = model.map(drop).expect_err("an error");
+    let at = error.span(source).map_or(error.at.to_string(), |it| source[it].to_string());
+    let help = error.help().map_or(String::new(), |it| format!("\nhelp: {it}"));
+    format!("{}: {error}\nat: {at}{help}", error.code())
+}
+
+/// What the tiny Llama reports with `from` replaced by `to`.
+#[track_caller]
+fn check_error(from: &str, to: &str, mesh: &str, expect: &str) {
+    let source = example("llama-tiny.ron");
+    assert!(source.contains(from), "`{from}` is not in the example");
+    assert_eq!(report(&source.replacen(from, to, 1), mesh), expect);
+}
+
+#[test]
+fn schema_errors_point_at_the_word() {
+    check_error(
+        "kv_heads: 2",
+        "kv_head: 2",
+        "1",
+        "PL0102: `MultiheadAttention` has no field `kv_head`\nat: kv_head\nhelp: did you mean `kv_heads`?",
+    );
+    check_error(
+        "RmsNorm(name",
+        "RMSNorm(name",
+        "1",
+        "PL0105: unknown module `RMSNorm`\nat: RMSNorm\nhelp: did you mean `RmsNorm`?",
+    );
+    check_error(
+        "swiglu",
+        "swigelu",
+        "1",
+        "PL0105: unknown activation `swigelu`\nat: swigelu\nhelp: did you mean `swiglu`?",
+    );
+    check_error(
+        "ffn: 160",
+        "ffn: \"160\"",
+        "1",
+        "PL0103: expected a whole number, found `\"160\"`\nat: \"160\"",
+    );
+    check_error(
+        "sequence_parallel: true",
+        "sequence_parallel: 1",
+        "1",
+        "PL0103: expected true or false, found `1`\nat: 1",
+    );
+    check_error("sequence: 32,", "", "1", "PL0104: `Model` needs the field `sequence`\nat: ");
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, sequence: 33,",
+        "1",
+        "PL0106: the field `sequence` is given twice\nat: sequence",
+    );
+}
+
+#[test]
+fn errors_about_words_and_types() {
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, checkpoint: Selective([\"attnetion\"]),",
+        "1",
+        "PL0105: unknown op `attnetion`\nat: Selective\nhelp: did you mean `attention`?",
+    );
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, precision: (compute: i32),",
+        "1",
+        "PL0216: precision.compute is i32, and must be f32 or bf16\nat: i32",
+    );
+}
+
+#[test]
+fn errors_about_axes() {
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, tp_mesh: \"pt\",",
+        "1",
+        "PL0201: no mesh of this model has an axis `pt`\nat: \"pt\"\nhelp: did you mean `tp`?",
+    );
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, fsdp: (axes: [\"dp\", \"dp_shrad\"]),",
+        "1",
+        "PL0201: no mesh of this model has an axis `dp_shrad`\nat: \"dp_shrad\"\n\
+         help: did you mean `dp_shard`?",
+    );
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, parameters: {\"lm_head.weight\": (placements: {\"ep\": Shard(0)})},",
+        "2x2",
+        "PL0201: no mesh of this model has an axis `ep`\nat: placements\n\
+         help: did you mean `dp`?",
+    );
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, parameters: {\"lm_head.weight\": (placements: {\"tp\": Shard(2)})},",
+        "2x2",
+        "PL0202: `lm_head.weight`: axis `tp` shards dim 2, but the tensor has 2 dimensions, counted \
+         from 0\nat: placements",
+    );
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, tp_mesh: \"dp\",",
+        "2",
+        "PL0215: axis `dp` is both data-parallel and tensor-parallel; one axis can do one of them\n\
+         at: \"dp\"",
+    );
+    check_error(
+        "",
+        "",
+        "2x2x2x2",
+        "PL0205: the mesh has 4 axes, and the model names the axes of meshes of 1 (dp), 2 (dp, tp), \
+         3 (dp_replicate, dp_shard, tp)\nat: --mesh\nhelp: name the axes in `meshes`, or give them by \
+         name: `--mesh dp=2,tp=4`",
+    );
+    check_error(
+        "",
+        "",
+        "2x0",
+        "PL0206: mesh axis `number 2` has size 0; an axis needs at least one rank\nat: --mesh\n\
+         help: write `8`, `2x4` or `dp=2,tp=4`",
+    );
+}
+
+#[test]
+fn errors_about_sizes() {
+    check_error(
+        "ffn: 160",
+        "ffn: 162",
+        "2x4",
+        "PL0203: `model.layers.0.mlp`: ffn is 162, which `tp` of size 4 does not divide\nat: 162\n\
+         help: use a size that 4 divides, or a mesh whose `tp` divides 162",
+    );
+    check_error(
+        "heads: 4, kv_heads: 2",
+        "heads: 12, head_dim: 16, kv_heads: 3",
+        "2x2",
+        "PL0204: `layers[1].body[0].attention`: kv_heads is 3, which neither divides nor is divided by \
+         `tp` of size 2\nat: 3\nhelp: use a `tp` that divides 3 (each rank gets some of the KV heads) \
+         or a multiple of it (each KV head is replicated)",
+    );
+    check_error(
+        "",
+        "",
+        "1x8",
+        "PL0203: `layers[1].body[0].attention`: the number of query heads is 4, which `tp` of size 8 \
+         does not divide\nat: 4\nhelp: use a `tp` that divides the 4 heads",
+    );
+    check_error(
+        "sequence: 32",
+        "sequence: 30",
+        "2x4",
+        "PL0203: `model.embed_tokens`: dim 1 (sequence) is 30, which `tp` of size 4 does not divide\n\
+         at: 30\nhelp: use a sequence that it divides, or `sequence_parallel: false`",
+    );
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, micro_batches: 2,",
+        "8",
+        "PL0207: a batch of 8 sequences is not divisible by 2 micro-batches times 8 data-parallel \
+         coordinates (dp = 8)\nat: Global\nhelp: use a batch that is a multiple of 16, or fewer \
+         micro-batches",
+    );
+}
+
+#[test]
+fn errors_about_patterns_and_structure() {
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, frozen: [\"lm_haed.weight\"],",
+        "1",
+        "PL0209: `lm_haed.weight` in frozen matches no parameter of the model\nat: \"lm_haed.weight\"\n\
+         help: the nearest parameter is `lm_head.weight`",
+    );
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, tied: [(\"lm_head.weight\", \"model.norm.weight\")],",
+        "1",
+        "PL0210: `lm_head.weight` of shape [256, 64] is tied to `model.norm.weight` of shape [64]\n\
+         at: LmHead\nhelp: tied parameters have one shape",
+    );
+    check_error(
+        "CrossEntropy(),",
+        "",
+        "1",
+        "PL0212: the model has no loss; its last layer must be \
+        `CrossEntropy`\nat: layers",
+    );
+    check_error(
+        "LmHead(name: \"lm_head\")",
+        "RmsNorm(name: \"model.norm\"), LmHead(name: \"lm_head\")",
+        "1",
+        "PL0211: two parameters are called `model.norm.weight`; give one of their modules another \
+         name, or tie them\nat: \"model.norm\"",
+    );
+    check_error(
+        "LmHead(name: \"lm_head\")",
+        "DotProductAttention(heads: 4)",
+        "1",
+        "PL0212: `layers[3]` takes 3 tensors: queries, keys and values, and the module before it \
+         gives 1\nat: DotProductAttention",
+    );
+}
+
+/// A block of 6 rows in two segments of 3 divides over 2 ranks in all, but no segment does (C12).
+#[test]
+fn segments_divide_each_on_its_own() {
+    let source = |rows: u64| {
+        format!(
+            r#"Model(name: "m", batch: Global(4), sequence: 4, layers: [
+                Embedding(name: "embed", vocab: 8, dim: 4),
+                Linear(name: "mlp", fused: {{"gate_proj": {rows}, "up_proj": {rows}}}, parallel_mode: Column),
+                Activation(kind: swiglu),
+                Linear(name: "down", out_features: 4, parallel_mode: Row),
+                LmHead(name: "head"),
+                CrossEntropy(),
+            ])"#
+        )
+    };
+    assert_eq!(
+        report(&source(3), "2x2"),
+        "PL0203: `mlp`: dim 0 of segment `gate_proj` is 3, which `tp` of size 2 does not divide\nat: 3\n\
+         help: use a size that 2 divides, or a mesh whose `tp` divides 3"
+    );
+    let graph = graph_of(&source(4), "2x2", &[]);
+    check(&graph, &[("mlp.gate_proj.weight", "[tp.dp, _]"), ("mlp.up_proj.bias.full", "[tp]")]);
+}
+
+#[test]
+fn errors_in_blocks() {
+    let source = |ops: &str| {
+        format!(
+            r#"Model(name: "m", batch: Global(4), sequence: 4, layers: [
+                Embedding(name: "embed", vocab: 8, dim: 4),
+                Block(name: "own", inputs: ["x"], params: {{"w": (shape: [4, 6])}}, ops: [{ops}], outputs: ["y"]),
+                LmHead(name: "head"),
+                CrossEntropy(),
+            ])"#
+        )
+    };
+    let matmul =
+        |input: &str| format!(r#"(op: "matmul", inputs: ["{input}", "w"], outputs: ["y"])"#);
+    graph_of(&source(&matmul("x")), "2x2", &[]);
+    assert_eq!(
+        report(&source(&matmul("z")), "2x2"),
+        "PL0214: `own`: no value is called `z` here\nat: \"z\"\nhelp: one of labels, w, x"
+    );
+    assert_eq!(
+        report(&source(r#"(op: "matmull", inputs: ["x", "w"], outputs: ["y"])"#), "1"),
+        "PL0213: `own`: unknown op `matmull`\nat: \"matmull\""
+    );
+    assert_eq!(
+        report(
+            &source(r#"(op: "matmul(transpose_b:true)", inputs: ["x", "w"], outputs: ["y"])"#),
+            "1"
+        ),
+        "PL0208: `own.y` (matmul(transpose_b:true)): contracted sizes: 4 and 6 differ\nat: \"matmul(transpose_b:true)\""
+    );
+}
+
+#[test]
+fn overrides_replace_values_and_name_themselves() {
+    let source = example("llama-tiny.ron");
+    let set = |path, value| parse_with(&source, &[(path, value)]);
+    assert!(!set("sequence_parallel", "false").expect("a model").sequence_parallel);
+    assert_eq!(set("micro_batches", "2").expect("a model").micro_batches, 2);
+    assert_eq!(set("precision.compute", "bf16").expect("a model").precision.compute, DType::Bf16);
+    let error = |path, value| set(path, value).expect_err("an error").to_string();
+    assert_eq!(
+        error("precision.compute", "bf17"),
+        "`precision.compute=bf17` cannot be set: unknown dtype `bf17`; did you mean `bf16`?"
+    );
+    assert_eq!(
+        error("micro_batchs", "2"),
+        "`micro_batchs=2` cannot be set: `Model` has no field `micro_batchs`; did you mean \
+         `micro_batches`?"
+    );
+    assert_eq!(
+        error("layers[9].n", "2"),
+        "`layers[9].n=2` cannot be set: `layers` has no such entry"
+    );
+}
+
+#[test]
+fn options_of_one_parameter() {
+    let source = example("llama-tiny.ron").replacen(
+        "sequence: 32,",
+        r#"sequence: 32,
+        frozen: ["model.embed_tokens.*"],
+        no_decay: ["lm_head.weight"],
+        parameters: {
+            "*.up_proj.weight": (placements: {"tp": Shard(0), "dp": Shard(1)}),
+            "*.gate_proj.weight": (placements: {"tp": Shard(0), "dp": StridedShard(0, 4)}),
+            "*.down_proj.weight": (fsdp_dim: 1, init: Zeros),
+        },"#,
+        1,
+    );
+    let graph = graph_of(&source, "2x4", &[]);
+    check(
+        &graph,
+        &[
+            ("model.layers.0.mlp.up_proj.weight", "[tp_kv.tp_rep, dp]"),
+            ("model.layers.0.mlp.up_proj.weight.full", "[tp_kv.tp_rep, _]"),
+            ("model.layers.0.mlp.gate_proj.weight", "[tp_kv.tp_rep.dp, _]"),
+            ("model.layers.0.mlp.down_proj.weight", "[_, tp_kv.tp_rep.dp]"),
+        ],
+    );
+    let param = |name: &str| {
+        graph.params.iter().find(|it| graph.values[it.value].name == name).expect("a parameter")
+    };
+    assert!(!param("model.embed_tokens.weight").trainable);
+    assert!(!param("lm_head.weight").decay);
+    assert_eq!(param("model.layers.1.mlp.down_proj.weight").init, crate::graph::Init::Zeros);
+}
+
+#[test]
+fn two_attentions_share_a_refined_axis() {
+    let source = example("llama-tiny.ron").replacen(
+        "RmsNorm(name: \"model.norm\", eps: 1e-5),",
+        r#"Residual(name: "extra", body: [
+            MultiheadAttention(heads: 8, kv_heads: 4, bias: false, qk_norm: RmsNorm()),
+        ], dropout: 0.1),
+        RmsNorm(name: "model.norm", eps: 1e-5),"#,
+        1,
+    );
+    let overrides = [("layers[1].body[0].attention.heads", "8")];
+    let graph = graph_of(&source, "1x8", &overrides);
+    check(
+        &graph,
+        &[
+            ("model.layers.0.self_attn.k_proj.weight.full", "[tp_kv, _]"),
+            ("extra.k_proj.weight.full", "[tp_kv.tp_kv2, _]"),
+            ("extra.q_proj.weight.full", "[tp_kv.tp_kv2.tp_rep2, _]"),
+            ("extra.q_norm.weight.full", "[_]"),
+            ("seed", "[]"),
+        ],
+    );
+}
+
+/// The reference of the schema names every field of every module, and its example is a model.
+#[test]
+fn the_documentation_is_complete() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/model.md");
+    let docs = std::fs::read_to_string(path).expect("the documentation");
+    let known = |source: &str| match parse(source).map_err(|it| *it.problem) {
+        Err(Problem::UnknownField { known, .. } | Problem::UnknownVariant { known, .. }) => known,
+        it => panic!("{source}: {it:?}"),
+    };
+    let check = |words: &[String], of: &str| {
+        for word in words {
+            assert!(
+                docs.contains(&format!("`{word}`")),
+                "`{word}` of {of} is not in docs/model.md"
+            );
+        }
+    };
+    check(&known("(zz: 1)"), "Model");
+    for field in ["fsdp", "precision"] {
+        check(&known(&format!("({field}: (zz: 1))")), field);
+    }
+    check(&known("(parameters: {\"a\": (zz: 1)})"), "parameters");
+    let modules = known("(layers: [Zz()])");
+    check(&modules, "layers");
+    for module in modules {
+        check(&known(&format!("(layers: [{module}(zz: 1)])")), &module);
+    }
+    let example = docs.split("```ron").nth(1).and_then(|it| it.split("```").next());
+    graph_of(example.expect("an example"), "2x2", &[]);
+}

@@ -1,0 +1,3 @@
+//! What executes a plan's instructions.
+
+pub mod cpu;

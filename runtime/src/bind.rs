@@ -1,0 +1,483 @@
+//! Binding: a plan and one mesh coordinate make the program of one rank.
+//!
+//! The only place where a coordinate is applied. Local shapes, bounds, group members and what a
+//! collective copies from whom are computed here, once, from the shardings in the plan; executing
+//! looks nothing up. All that does not depend on a coordinate is checked first, by [`check`], so that
+//! executing may index freely.
+
+use std::sync::Arc;
+
+use cranelift_entity::{EntityRef, PrimaryMap};
+use ir::ops::{BoundAt, CollectiveKind, LocalBound};
+use ir::placement::{AxisSet, Coord, CopyRuns, Mesh, ReduceOp, copy_runs};
+use ir::plan::{
+    Arena, Buffer, BufferData, Comm, Event, Instruction, Part, Plan, PlanSection, Stream,
+};
+use ir::{DType, Op, Phase, TensorType};
+use smallvec::SmallVec;
+
+use crate::error::RunError;
+
+/// The program of one rank.
+#[derive(Debug)]
+pub struct BoundPlan {
+    /// Which rank.
+    pub rank: u64,
+    /// Its place in the mesh.
+    pub coord: Coord,
+    /// What each buffer is on this rank.
+    pub buffers: PrimaryMap<Buffer, BoundBuffer>,
+    /// This rank's group of each communicator.
+    pub groups: PrimaryMap<Comm, Group>,
+    /// Instructions of `prepare`, `step` and `update`.
+    pub sections: [Vec<BoundInstruction>; 3],
+    /// Number of streams.
+    pub streams: usize,
+    /// Number of events.
+    pub events: usize,
+    /// Bytes of the persistent and the step arena.
+    pub arenas: [u64; 2],
+}
+
+/// A buffer on one rank.
+#[derive(Debug)]
+pub struct BoundBuffer {
+    /// The name of the value it holds.
+    pub name: String,
+    /// How elements are stored.
+    pub dtype: DType,
+    /// Sizes of the buffer, the same on all ranks.
+    pub shape: SmallVec<[usize; 4]>,
+    /// Sizes of what this rank holds; the rest is padding, and zero.
+    pub extents: SmallVec<[usize; 4]>,
+    /// Elements, padding included.
+    pub len: usize,
+    /// Where it lives.
+    pub arena: Arena,
+    /// Byte offset there, a multiple of the element size.
+    pub offset: usize,
+}
+
+/// The ranks of one communicator that this rank meets, in coordinate order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Group {
+    /// The ranks.
+    pub members: Vec<u64>,
+    /// Which of them this rank is.
+    pub index: usize,
+    /// Which of the communicator's groups this is.
+    pub id: usize,
+}
+
+/// An instruction's place in the plan, for matching and for errors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct At {
+    /// The section.
+    pub section: PlanSection,
+    /// The index in it.
+    pub index: usize,
+}
+
+/// One instruction of one rank. Calls are shared, so that a backend may queue them.
+#[derive(Debug, Clone)]
+pub enum BoundInstruction {
+    /// Runs an op.
+    Compute(Arc<ComputeCall>, Stream),
+    /// Moves data among ranks.
+    Collective(Arc<CollectiveCall>, Stream),
+    /// Copies a buffer.
+    Copy(CopyCall, Stream),
+    /// Marks a point of a stream.
+    Record(Event, Stream),
+    /// Holds a stream until the latest point that was marked.
+    Wait(Event, Stream),
+}
+
+/// An op on local data.
+#[derive(Debug)]
+pub struct ComputeCall {
+    /// Which instruction it is.
+    pub at: At,
+    /// The op.
+    pub op: Op,
+    /// Operands.
+    pub args: SmallVec<[Buffer; 4]>,
+    /// Results.
+    pub results: SmallVec<[Buffer; 4]>,
+    /// One for each of the op's bounds.
+    pub bounds: SmallVec<[LocalBound; 2]>,
+}
+
+/// Data to move among the ranks of a group.
+#[derive(Debug)]
+pub struct CollectiveCall {
+    /// Which instruction it is.
+    pub at: At,
+    /// How it moves.
+    pub kind: CollectiveKind,
+    /// Among whom.
+    pub comm: Comm,
+    /// What.
+    pub parts: Vec<BoundPart>,
+}
+
+/// One tensor of a collective: the destination is the reduction of the terms.
+#[derive(Debug)]
+pub struct BoundPart {
+    /// What this rank gives.
+    pub src: Buffer,
+    /// What it gets.
+    pub dst: Buffer,
+    /// The reduction, if there is one.
+    pub reduce: Option<ReduceOp>,
+    /// One without a reduction, else one for each coordinate that is reduced over, in order. None
+    /// means that the destination is all zero.
+    pub terms: Vec<Term>,
+}
+
+/// What makes up the whole destination once.
+pub type Term = Vec<PeerCopy>;
+
+/// What comes from one member of the group.
+#[derive(Debug)]
+pub struct PeerCopy {
+    /// Index in [`Group::members`].
+    pub member: usize,
+    /// Local stretches of each dimension, in its source and this rank's destination.
+    pub runs: SmallVec<[CopyRuns; 2]>,
+}
+
+/// A buffer to copy to another of the same type and local shape.
+#[derive(Debug, Clone, Copy)]
+pub struct CopyCall {
+    /// Which instruction it is.
+    pub at: At,
+    /// From.
+    pub src: Buffer,
+    /// To.
+    pub dst: Buffer,
+}
+
+/// `dp=1, tp=3`.
+pub fn coord_name(mesh: &Mesh, coord: &[u32]) -> String {
+    let axes = mesh.axes.iter().zip(coord);
+    axes.map(|(axis, at)| format!("{}={at}", axis.name)).collect::<Vec<String>>().join(", ")
+}
+
+/// `` step[12] `matmul(transpose_b:true)` making `h` ``.
+pub fn describe(plan: &Plan, at: At) -> String {
+    let instruction = &plan.section(at.section)[at.index];
+    let what = match instruction {
+        Instruction::Compute { op, .. } => op.to_text(),
+        Instruction::Collective { kind, comm, .. } => {
+            format!("{}({})", kind.name(), plan.mesh.names(plan.comms[*comm]))
+        }
+        Instruction::Copy { .. } => "copy".to_string(),
+        Instruction::Record { .. } => "record".to_string(),
+        Instruction::Wait { .. } => "wait".to_string(),
+    };
+    let made: Vec<&str> =
+        instruction.writes().iter().map(|&it| plan.buffers[it].name.as_str()).collect();
+    format!("{}[{}] `{what}` making `{}`", at.section.name(), at.index, made.join("`, `"))
+}
+
+/// Whether the plan can be bound to any coordinate of its mesh.
+pub fn check(plan: &Plan) -> Result<(), RunError> {
+    if plan.phase != Phase::Planned {
+        return Err(RunError::NotPlanned { plan: plan.name.clone(), phase: plan.phase });
+    }
+    let broken = |it: ir::placement::PlacementError| RunError::bad_plan("mesh", it.to_string());
+    plan.mesh.validate().map_err(broken)?;
+    if plan.micro_batches == 0 {
+        return Err(RunError::bad_plan("micro_batches", "is 0"));
+    }
+    if plan.streams.is_empty() {
+        return Err(RunError::bad_plan("streams", "are none"));
+    }
+    for (comm, axes) in plan.comms.iter() {
+        if !axes.is_subset(plan.mesh.all()) {
+            return Err(RunError::bad_plan(comm.to_string(), "names an axis beyond the mesh"));
+        }
+    }
+    plan.buffers.keys().try_for_each(|it| check_buffer(plan, it))?;
+    let listed = plan.params.iter().map(|it| it.buffer);
+    for buffer in listed.chain(plan.results.iter().map(|it| it.1)) {
+        if !plan.buffers.is_valid(buffer) {
+            return Err(RunError::bad_plan(buffer.to_string(), "does not exist"));
+        }
+    }
+    PlanSection::ALL.into_iter().try_for_each(|it| check_section(plan, it))
+}
+
+fn check_buffer(plan: &Plan, buffer: Buffer) -> Result<(), RunError> {
+    let data = &plan.buffers[buffer];
+    let fail = |why: String| Err(RunError::bad_plan(&data.name, why));
+    if let Err(error) = data.sharding.validate(&data.ty.shape, &plan.mesh) {
+        return fail(format!("has a bad sharding: {error}"));
+    }
+    let Some(offset) = data.offset else {
+        return fail("has no memory offset".to_string());
+    };
+    if offset % data.ty.dtype.bytes() != 0 {
+        return fail(format!("starts at byte {offset}, which {} does not allow", data.ty.dtype));
+    }
+    let shape = plan.local_shape(buffer);
+    let bytes = shape.iter().try_fold(data.ty.dtype.bytes(), |n, &it| n.checked_mul(it));
+    let end = bytes.and_then(|it| it.checked_add(offset));
+    let arena = match data.role.arena() {
+        Arena::Persistent => plan.persistent_bytes,
+        Arena::Step => plan.step_bytes,
+    };
+    match end {
+        Some(end) if end <= arena => Ok(()),
+        _ => fail(format!("of {shape:?} at byte {offset} exceeds its arena of {arena} bytes")),
+    }
+}
+
+/// Handles exist, types of copies agree, and each wait has a record in front of it.
+fn check_section(plan: &Plan, section: PlanSection) -> Result<(), RunError> {
+    let mut recorded = vec![false; plan.events as usize];
+    for (index, instruction) in plan.section(section).iter().enumerate() {
+        let fail = |why: &str| {
+            Err(RunError::bad_plan(format!("{}[{index}]", section.name()), why.to_string()))
+        };
+        if !plan.streams.is_valid(instruction.stream()) {
+            return fail("is on a stream that does not exist");
+        }
+        let buffers = instruction.reads().into_iter().chain(instruction.writes());
+        if buffers.into_iter().any(|it| !plan.buffers.is_valid(it)) {
+            return fail("names a buffer that does not exist");
+        }
+        match instruction {
+            Instruction::Compute { .. } => (),
+            Instruction::Collective { comm, .. } => {
+                if !plan.comms.is_valid(*comm) {
+                    return fail("names a communicator that does not exist");
+                }
+            }
+            Instruction::Copy { src, dst, .. } => {
+                let dtype = |it: Buffer| plan.buffers[it].ty.dtype;
+                let same = plan.local_shape(*src) == plan.local_shape(*dst);
+                if !same || dtype(*src) != dtype(*dst) {
+                    return fail("copies between buffers of different types");
+                }
+            }
+            Instruction::Record { event, .. } => match recorded.get_mut(event.index()) {
+                Some(it) => *it = true,
+                None => return fail("records an event that does not exist"),
+            },
+            Instruction::Wait { event, .. } => {
+                if recorded.get(event.index()) != Some(&true) {
+                    return fail("waits for an event that nothing before it records");
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The program of one rank of a plan that [`check`] accepts.
+pub fn bind(plan: &Plan, rank: u64) -> Result<BoundPlan, RunError> {
+    let coord = plan.mesh.coord_of(rank);
+    let mut buffers = PrimaryMap::with_capacity(plan.buffers.len());
+    for buffer in plan.buffers.keys() {
+        buffers.push(bind_buffer(plan, buffer, &coord));
+    }
+    let mut groups = PrimaryMap::with_capacity(plan.comms.len());
+    for &axes in plan.comms.values() {
+        groups.push(group(&plan.mesh, axes, &coord));
+    }
+    let mut sections = [Vec::new(), Vec::new(), Vec::new()];
+    for section in PlanSection::ALL {
+        let instructions = plan.section(section).iter().enumerate();
+        let bound = instructions
+            .map(|(index, it)| bind_instruction(plan, &coord, At { section, index }, it));
+        sections[section as usize] = bound.collect::<Result<_, _>>()?;
+    }
+    Ok(BoundPlan {
+        rank,
+        coord,
+        buffers,
+        groups,
+        sections,
+        streams: plan.streams.len(),
+        events: plan.events as usize,
+        arenas: [plan.persistent_bytes, plan.step_bytes],
+    })
+}
+
+fn bind_buffer(plan: &Plan, buffer: Buffer, coord: &[u32]) -> BoundBuffer {
+    let data = &plan.buffers[buffer];
+    let sizes = |shape: &[u64]| shape.iter().map(|&it| it as usize).collect();
+    let shape: SmallVec<[usize; 4]> = sizes(&plan.local_shape(buffer));
+    BoundBuffer {
+        name: data.name.clone(),
+        dtype: data.ty.dtype,
+        len: shape.iter().product(),
+        shape,
+        extents: sizes(&data.sharding.extents(&data.ty.shape, &plan.mesh, coord)),
+        arena: data.role.arena(),
+        offset: data.offset.expect("checked before binding") as usize,
+    }
+}
+
+fn group(mesh: &Mesh, axes: AxisSet, coord: &[u32]) -> Group {
+    Group {
+        members: mesh.group_of(axes, coord).map(|it| mesh.rank_of(&it)).collect(),
+        index: mesh.index_in(axes, coord) as usize,
+        id: mesh.index_in(mesh.all().minus(axes), coord) as usize,
+    }
+}
+
+fn bind_instruction(
+    plan: &Plan,
+    coord: &[u32],
+    at: At,
+    instruction: &Instruction,
+) -> Result<BoundInstruction, RunError> {
+    Ok(match instruction {
+        Instruction::Compute { op, args, results, stream } => {
+            let bound = |it: &BoundAt| {
+                let (buffer, dim) = match *it {
+                    BoundAt::Input(i, dim) => (args.get(i), dim),
+                    BoundAt::Result(i, dim) => (results.get(i), dim),
+                };
+                bind_bound(plan, coord, at, buffer.copied(), dim)
+            };
+            let types: SmallVec<[&TensorType; 4]> =
+                args.iter().map(|&it| &plan.buffers[it].ty).collect();
+            let call = ComputeCall {
+                at,
+                op: op.clone(),
+                args: args.clone(),
+                results: results.clone(),
+                bounds: op.bounds(&types).iter().map(bound).collect::<Result<_, _>>()?,
+            };
+            BoundInstruction::Compute(Arc::new(call), *stream)
+        }
+        Instruction::Collective { kind, comm, parts, stream } => {
+            let bound = parts.iter().map(|&part| {
+                bind_part(plan, coord, *kind, plan.comms[*comm], part)
+                    .map_err(|why| RunError::bad_plan(describe(plan, at), why))
+            });
+            let parts = bound.collect::<Result<_, _>>()?;
+            let call = CollectiveCall { at, kind: *kind, comm: *comm, parts };
+            BoundInstruction::Collective(Arc::new(call), *stream)
+        }
+        Instruction::Copy { src, dst, stream } => {
+            BoundInstruction::Copy(CopyCall { at, src: *src, dst: *dst }, *stream)
+        }
+        Instruction::Record { event, stream } => BoundInstruction::Record(*event, *stream),
+        Instruction::Wait { event, stream } => BoundInstruction::Wait(*event, *stream),
+    })
+}
+
+/// Which rows of a dimension this rank holds.
+fn bind_bound(
+    plan: &Plan,
+    coord: &[u32],
+    at: At,
+    buffer: Option<Buffer>,
+    dim: usize,
+) -> Result<LocalBound, RunError> {
+    let data = buffer.map(|it| &plan.buffers[it]).filter(|it| dim < it.ty.ndim());
+    let Some(BufferData { name, ty, sharding, .. }) = data else {
+        return Err(RunError::bad_plan(describe(plan, at), "lacks an operand that bounds it"));
+    };
+    let (layout, size) = (&sharding.dims[dim], ty.shape[dim]);
+    if !layout.is_contiguous() {
+        let why = format!("needs contiguous shards of dim {dim} of `{name}`");
+        return Err(RunError::bad_plan(describe(plan, at), why));
+    }
+    Ok(LocalBound {
+        start: layout.start(size, &plan.mesh, coord),
+        extent: layout.extent(size, &plan.mesh, coord),
+        size,
+    })
+}
+
+/// Like [`ir::placement::apply_step`]: this rank gets what its new layout says from the ranks that
+/// differ from it over the axes, and reduces over those that are no longer partial.
+fn bind_part(
+    plan: &Plan,
+    coord: &[u32],
+    kind: CollectiveKind,
+    axes: AxisSet,
+    part: Part,
+) -> Result<BoundPart, String> {
+    let (src, dst) = (&plan.buffers[part.src], &plan.buffers[part.dst]);
+    let names = format!("`{}` to `{}`", src.name, dst.name);
+    if src.ty != dst.ty {
+        return Err(format!("moves {names}, which are {} and {}", src.ty, dst.ty));
+    }
+    let (from, to) = (&src.sharding, &dst.sharding);
+    let reduced = from.partial_axes().minus(to.partial_axes());
+    let reduce = match kind {
+        CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => {
+            if reduced.is_empty() || from.partial.map(|it| it.0) != Some(op) {
+                return Err(format!("reduces {names}, which is not partial so"));
+            }
+            if !src.ty.dtype.is_float() {
+                return Err(format!("reduces {names}, which are integers"));
+            }
+            Some(op)
+        }
+        CollectiveKind::AllGather
+        | CollectiveKind::AllToAll
+        | CollectiveKind::Permute
+        | CollectiveKind::Slice
+        | CollectiveKind::ToPartial(_) => {
+            if !reduced.is_empty() {
+                return Err(format!("moves {names} and does not reduce it"));
+            }
+            None
+        }
+    };
+    if !reduced.is_subset(axes) {
+        return Err(format!("reduces {names} beyond its communicator"));
+    }
+    if kind == CollectiveKind::ToPartial(ReduceOp::Sum) && plan.mesh.index_in(axes, coord) != 0 {
+        return Ok(BoundPart { src: part.src, dst: part.dst, reduce, terms: Vec::new() });
+    }
+    let moved = if kind.is_local() { AxisSet::EMPTY } else { axes.minus(reduced) };
+    // Ranks that differ over a moved axis hold different elements, so that none comes twice.
+    let copies = moved.minus(from.sharded_axes());
+    if plan.mesh.set_size(copies) > 1 {
+        return Err(format!("gathers {names} from ranks that hold the same"));
+    }
+    let terms: Vec<Term> = plan
+        .mesh
+        .group_of(reduced, coord)
+        .map(|it| bind_term(plan, (axes, moved), part, &it, coord))
+        .collect::<Option<_>>()
+        .ok_or_else(|| format!("does not find all of {names} in its group"))?;
+    Ok(BoundPart { src: part.src, dst: part.dst, reduce, terms })
+}
+
+/// What `dst` wants, from those that differ from `src` over `moved`; `None` if that is not all.
+fn bind_term(
+    plan: &Plan,
+    (axes, moved): (AxisSet, AxisSet),
+    part: Part,
+    src: &[u32],
+    dst: &[u32],
+) -> Option<Term> {
+    let mesh = &plan.mesh;
+    let (from, to) = (&plan.buffers[part.src], &plan.buffers[part.dst]);
+    let shape = &from.ty.shape;
+    let mut found = 0;
+    let mut term = Term::new();
+    for peer in mesh.group_of(moved, src) {
+        let dims = from.sharding.dims.iter().zip(&to.sharding.dims).zip(shape);
+        let runs: SmallVec<[CopyRuns; 2]> =
+            dims.map(|((a, b), &size)| copy_runs(a, b, size, mesh, &peer, dst)).collect();
+        let count = |runs: &CopyRuns| runs.iter().map(|it| it.2).sum::<u64>();
+        let n: u64 = runs.iter().map(count).product();
+        if n > 0 {
+            found += n;
+            term.push(PeerCopy { member: mesh.index_in(axes, &peer) as usize, runs });
+        }
+    }
+    let wanted: u64 = to.sharding.extents(shape, mesh, dst).iter().product();
+    (found == wanted).then_some(term)
+}

@@ -1,0 +1,128 @@
+//! Ranks as threads: every member of a group posts what it holds and gets what all posted.
+//!
+//! Data is shared, not sent: a post is one copy of the sources, and each member reads from it what it
+//! wants. Nothing here depends on timing but who waits for whom. When one rank fails, [`World::fail`]
+//! keeps the first cause and wakes everyone, so that no rank waits for one that is gone.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use cranelift_entity::PrimaryMap;
+use ir::plan::{Comm, Plan};
+
+use crate::bind::At;
+use crate::error::RunError;
+use crate::memory::Bytes;
+
+/// What one rank shows to its group: the sources of a collective's parts.
+pub type Post = Arc<Vec<Bytes>>;
+
+/// The posts of a whole group, in coordinate order.
+pub type Posts = Arc<[Post]>;
+
+/// Where the ranks of a plan meet.
+#[derive(Debug)]
+pub struct World {
+    /// For each communicator, its groups.
+    meetings: PrimaryMap<Comm, Vec<Meeting>>,
+    /// The first failure.
+    fault: Mutex<Option<RunError>>,
+}
+
+#[derive(Debug)]
+struct Meeting {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// One round after the other: all post, then all leave with the posts, then the next may begin.
+#[derive(Debug)]
+struct State {
+    posted: Vec<Option<Post>>,
+    at: Option<At>,
+    /// There from the last post until all have left.
+    complete: Option<Posts>,
+    left: usize,
+    stopped: bool,
+}
+
+impl World {
+    /// The meeting points of all groups of a plan.
+    pub fn new(plan: &Plan) -> World {
+        let meetings = plan.comms.values().map(|&axes| {
+            let size = plan.mesh.set_size(axes) as usize;
+            let groups = plan.mesh.n_ranks() as usize / size;
+            (0..groups).map(|_| Meeting::new(size)).collect()
+        });
+        World { meetings: meetings.collect(), fault: Mutex::new(None) }
+    }
+
+    /// Gives `post` and waits for the posts of all other members of the group.
+    pub fn exchange(
+        &self,
+        (comm, group, member): (Comm, usize, usize),
+        at: At,
+        post: Post,
+    ) -> Result<Posts, RunError> {
+        self.meetings[comm][group].exchange(member, at, post)
+    }
+
+    /// Ends all ranks; the first error that comes here is the one that they end with.
+    pub fn fail(&self, error: RunError) {
+        lock(&self.fault).get_or_insert(error);
+        for meeting in self.meetings.values().flatten() {
+            lock(&meeting.state).stopped = true;
+            meeting.changed.notify_all();
+        }
+    }
+
+    /// The first failure.
+    pub fn fault(&self) -> Option<RunError> {
+        lock(&self.fault).clone()
+    }
+}
+
+impl Meeting {
+    fn new(size: usize) -> Meeting {
+        let state =
+            State { posted: vec![None; size], at: None, complete: None, left: 0, stopped: false };
+        Meeting { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    fn exchange(&self, member: usize, at: At, post: Post) -> Result<Posts, RunError> {
+        let mut state = self.wait_while(lock(&self.state), |it| it.complete.is_some())?;
+        if let Some(other) = state.at.replace(at).filter(|&it| it != at) {
+            let name = |it: At| format!("{}[{}]", it.section.name(), it.index);
+            return Err(RunError::Diverged { ours: name(at), theirs: name(other) });
+        }
+        state.posted[member] = Some(post);
+        if state.posted.iter().all(Option::is_some) {
+            state.complete = Some(state.posted.iter_mut().filter_map(Option::take).collect());
+            self.changed.notify_all();
+        }
+        let mut state = self.wait_while(state, |it| it.complete.is_none())?;
+        let posts = state.complete.clone().expect("waited for it");
+        state.left += 1;
+        if state.left == state.posted.len() {
+            state.left = 0;
+            state.at = None;
+            state.complete = None;
+            self.changed.notify_all();
+        }
+        Ok(posts)
+    }
+
+    fn wait_while<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        mut condition: impl FnMut(&State) -> bool,
+    ) -> Result<MutexGuard<'a, State>, RunError> {
+        let waiting = self.changed.wait_while(state, |it| !it.stopped && condition(it));
+        let state = waiting.unwrap_or_else(PoisonError::into_inner);
+        if state.stopped { Err(RunError::Stopped) } else { Ok(state) }
+    }
+}
+
+/// A panic while holding a lock ends the run anyway; the state behind it is not used further.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

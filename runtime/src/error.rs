@@ -1,0 +1,461 @@
+//! `RunError`: why a plan cannot be run, or stopped running.
+//!
+//! Values, not text: the CLI turns them into reports and finds [`RunError::code`] in its table.
+//! Errors are `Clone`, since one that ends a session is the answer to every later call.
+
+use std::path::{Path, PathBuf};
+
+use ir::Phase;
+
+/// See the [module docs](self).
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum RunError {
+    /// The plan is not finished.
+    #[error(
+        "plan `{plan}` is {phase:?}, and only a Planned one has the memory offsets to run; compile it \
+         with `--emit plan`"
+    )]
+    NotPlanned {
+        /// Name of the plan.
+        plan: String,
+        /// Its phase.
+        phase: Phase,
+    },
+    /// More ranks than threads make sense for.
+    #[error(
+        "mesh ({mesh}) has {ranks} ranks, and this machine runs at most {max} as threads; compile for a \
+         smaller mesh to run it here"
+    )]
+    TooManyRanks {
+        /// The mesh: `dp=1000, tp=1000`.
+        mesh: String,
+        /// Its ranks.
+        ranks: u64,
+        /// The limit.
+        max: u64,
+    },
+    /// The arenas of all ranks do not fit into memory.
+    #[error(
+        "{ranks} ranks of {} each need {}, and this machine has {}; use a smaller mesh, model or batch",
+        bytes(*per_rank), bytes(*total), bytes(*physical)
+    )]
+    OutOfMemory {
+        /// Ranks of the mesh.
+        ranks: u64,
+        /// Bytes of both arenas of one rank.
+        per_rank: u64,
+        /// Bytes of all.
+        total: u64,
+        /// Bytes of this machine.
+        physical: u64,
+    },
+    /// The plan contradicts itself: a bug of the compiler, or an edited file.
+    #[error("the plan is broken: `{what}` {why}; compile it again")]
+    BadPlan {
+        /// A buffer, an instruction, a communicator.
+        what: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// An instruction failed on one rank, which ends all of them.
+    #[error("rank {rank} ({coord}), {at}: {cause}")]
+    Rank {
+        /// The rank that failed first.
+        rank: u64,
+        /// Its coordinate: `dp=1, tp=0`.
+        coord: String,
+        /// What it was doing: `` step[12] `matmul` making `h` ``.
+        at: String,
+        /// What happened.
+        cause: Box<RunError>,
+    },
+    /// A panic, caught at the edge of a rank's thread.
+    #[error("panicked: {message}")]
+    Panic {
+        /// The panic's message.
+        message: String,
+    },
+    /// Another rank failed first; that error is the one to report.
+    #[error("stopped because another rank failed")]
+    Stopped,
+    /// A rank's thread could not be started.
+    #[error("cannot start a thread for rank {rank}: {why}; use a smaller mesh")]
+    Thread {
+        /// The rank.
+        rank: u64,
+        /// What the system says.
+        why: String,
+    },
+    /// An integer that f32 cannot carry.
+    #[error("`{buffer}` holds {value}, beyond the integers up to 2^24 that f32 carries exactly")]
+    NotExact {
+        /// The buffer.
+        buffer: String,
+        /// The value.
+        value: i64,
+    },
+    /// An op made a fraction where its result is an integer.
+    #[error("`{buffer}` holds integers and was given {value}")]
+    NotInteger {
+        /// The buffer.
+        buffer: String,
+        /// The value.
+        value: f32,
+    },
+    /// An op left an element of its result as it was.
+    #[error("element {element} of `{buffer}` was not written")]
+    Unwritten {
+        /// The buffer.
+        buffer: String,
+        /// The first such element, in the local buffer.
+        element: usize,
+    },
+    /// An op left something other than zero beyond what a shard holds.
+    #[error("element {element} of `{buffer}` is padding, and was given {value} instead of 0")]
+    Padding {
+        /// The buffer.
+        buffer: String,
+        /// The first such element, in the local buffer.
+        element: usize,
+        /// What it was given.
+        value: f32,
+    },
+    /// Ranks of one group came to different collectives.
+    #[error("instruction {ours} of one rank meets instruction {theirs} of another")]
+    Diverged {
+        /// This rank's instruction.
+        ours: String,
+        /// That of those that came first.
+        theirs: String,
+    },
+    /// A name that is no buffer.
+    #[error("the plan has no buffer `{name}`; see `planc inspect`")]
+    UnknownBuffer {
+        /// The name.
+        name: String,
+    },
+    /// A temporary, which holds nothing between sections.
+    #[error("`{name}` is a temporary, which holds nothing between sections")]
+    NotPersistent {
+        /// The buffer.
+        name: String,
+    },
+    /// Not as many values as the tensor has.
+    #[error("`{name}` has {expected} elements, and {found} were given")]
+    Elements {
+        /// The buffer, or `tokens` or `labels` of a batch.
+        name: String,
+        /// What it has.
+        expected: u64,
+        /// What there is.
+        found: u64,
+    },
+    /// An input that no data source fills.
+    #[error(
+        "input `{name}` is none that data can fill (tokens, labels, lr, step, seed); write it through \
+         the library, or name the model's inputs so"
+    )]
+    UnknownInput {
+        /// The buffer.
+        name: String,
+    },
+    /// A file that cannot be read or written.
+    #[error("cannot {doing} `{}`: {why}", path.display())]
+    Io {
+        /// `read` or `write`.
+        doing: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        why: String,
+    },
+    /// A file that is not what its name says.
+    #[error("`{}` is not {expected}: {why}", path.display())]
+    BadFile {
+        /// The file.
+        path: PathBuf,
+        /// `a safetensors file`.
+        expected: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Data for less than one step.
+    #[error(
+        "`{file}` has {found} tokens, and one step needs {needed} (a batch of {batch} sequences of \
+         {sequence} and the next token); give more data, or compile with a smaller batch or sequence"
+    )]
+    DataTooShort {
+        /// The file or files.
+        file: String,
+        /// Tokens found.
+        found: u64,
+        /// Tokens needed.
+        needed: u64,
+        /// Sequences a step.
+        batch: u64,
+        /// Tokens a sequence.
+        sequence: u64,
+    },
+    /// Data of fixed steps, all used.
+    #[error(
+        "`{file}` holds {held} steps, and step {step} was asked for; run with `--steps {held}`"
+    )]
+    DataExhausted {
+        /// The file or files.
+        file: String,
+        /// Steps that it holds.
+        held: u64,
+        /// The step asked for, from 1.
+        step: u64,
+    },
+    /// A tensor of tokens that does not fit the model.
+    #[error(
+        "`{}`: `tokens` is {found:?}, and this model needs [N, {row}] or [steps, {batch}, {row}] (a row \
+         is a sequence and the next token)", path.display()
+    )]
+    DataShape {
+        /// The file.
+        path: PathBuf,
+        /// Its shape.
+        found: Vec<usize>,
+        /// Tokens of a row: sequence + 1.
+        row: u64,
+        /// Sequences a step.
+        batch: u64,
+    },
+    /// Files that cannot be joined to one stream of samples.
+    #[error(
+        "`{}` and `{}` are of different kinds (token stream, rows, steps); give files of one kind",
+        first.display(), second.display()
+    )]
+    DataKinds {
+        /// The first file.
+        first: PathBuf,
+        /// The first that differs from it.
+        second: PathBuf,
+    },
+    /// A token that the model has no embedding for.
+    #[error(
+        "`{file}`, position {position}: token {token} is outside the vocabulary of {vocab}; use the \
+         tokenizer that the model was made for, or a larger vocabulary"
+    )]
+    TokenOutsideVocab {
+        /// The file.
+        file: String,
+        /// Index of the token in the file, or in the batch if there is no file.
+        position: u64,
+        /// The token.
+        token: i64,
+        /// Size of the vocabulary.
+        vocab: u64,
+    },
+    /// Names of weights and of parameters do not agree.
+    #[error(
+        "{}: {}; give a file whose names are those of the model (`planc inspect` lists them)",
+        list(&paths(files)), mismatch(missing, unexpected)
+    )]
+    WeightNames {
+        /// The files.
+        files: Vec<PathBuf>,
+        /// Parameters that no file has.
+        missing: Vec<String>,
+        /// Tensors that are no parameter.
+        unexpected: Vec<String>,
+    },
+    /// Tensors of other shapes than the parameters.
+    #[error(
+        "weights have other shapes than the model: {}; give the weights of this model or change its \
+         sizes",
+        list(tensors)
+    )]
+    WeightShapes {
+        /// `` `name` is [2, 3] and must be [3, 2] ``.
+        tensors: Vec<String>,
+    },
+    /// A tensor of an element type that is no weight.
+    #[error("`{name}` in `{}` is {dtype}; weights are F32, BF16, F16 or F64", path.display())]
+    WeightDType {
+        /// The tensor.
+        name: String,
+        /// The file.
+        path: PathBuf,
+        /// Its element type.
+        dtype: String,
+    },
+    /// One tensor comes twice, and not with the same values.
+    #[error(
+        "`{first}` and `{second}` are one tensor in this model, and the weights differ; remove one of \
+         them from the file, or do not tie them"
+    )]
+    WeightsDiffer {
+        /// The name that is read.
+        first: String,
+        /// The other.
+        second: String,
+    },
+}
+
+impl RunError {
+    /// A stable name for `planc explain`.
+    pub fn code(&self) -> &'static str {
+        match self {
+            RunError::NotPlanned { .. } => "PL0501",
+            RunError::TooManyRanks { .. } => "PL0502",
+            RunError::OutOfMemory { .. } => "PL0503",
+            RunError::BadPlan { .. } => "PL0504",
+            // What happened matters, not where.
+            RunError::Rank { cause, .. } => cause.code(),
+            RunError::Panic { .. } => "PL0505",
+            RunError::Stopped => "PL0506",
+            RunError::Thread { .. } => "PL0507",
+            RunError::NotExact { .. } => "PL0508",
+            RunError::NotInteger { .. } => "PL0509",
+            RunError::Unwritten { .. } => "PL0510",
+            RunError::Padding { .. } => "PL0511",
+            RunError::Diverged { .. } => "PL0512",
+            RunError::UnknownBuffer { .. } => "PL0513",
+            RunError::NotPersistent { .. } => "PL0514",
+            RunError::Elements { .. } => "PL0515",
+            RunError::UnknownInput { .. } => "PL0516",
+            RunError::Io { .. } => "PL0520",
+            RunError::BadFile { .. } => "PL0521",
+            RunError::DataTooShort { .. } => "PL0522",
+            RunError::DataExhausted { .. } => "PL0523",
+            RunError::DataShape { .. } => "PL0524",
+            RunError::DataKinds { .. } => "PL0525",
+            RunError::TokenOutsideVocab { .. } => "PL0526",
+            RunError::WeightNames { .. } => "PL0530",
+            RunError::WeightShapes { .. } => "PL0531",
+            RunError::WeightDType { .. } => "PL0532",
+            RunError::WeightsDiffer { .. } => "PL0533",
+        }
+    }
+
+    /// Whether it is our mistake and not the user's.
+    pub fn is_bug(&self) -> bool {
+        match self {
+            RunError::Rank { cause, .. } => cause.is_bug(),
+            RunError::Panic { .. }
+            | RunError::Stopped
+            | RunError::NotInteger { .. }
+            | RunError::Unwritten { .. }
+            | RunError::Padding { .. }
+            | RunError::Diverged { .. } => true,
+            RunError::NotPlanned { .. }
+            | RunError::TooManyRanks { .. }
+            | RunError::OutOfMemory { .. }
+            | RunError::BadPlan { .. }
+            | RunError::Thread { .. }
+            | RunError::NotExact { .. }
+            | RunError::UnknownBuffer { .. }
+            | RunError::NotPersistent { .. }
+            | RunError::Elements { .. }
+            | RunError::UnknownInput { .. }
+            | RunError::Io { .. }
+            | RunError::BadFile { .. }
+            | RunError::DataTooShort { .. }
+            | RunError::DataExhausted { .. }
+            | RunError::DataShape { .. }
+            | RunError::DataKinds { .. }
+            | RunError::TokenOutsideVocab { .. }
+            | RunError::WeightNames { .. }
+            | RunError::WeightShapes { .. }
+            | RunError::WeightDType { .. }
+            | RunError::WeightsDiffer { .. } => false,
+        }
+    }
+
+    pub(crate) fn bad_plan(what: impl Into<String>, why: impl Into<String>) -> RunError {
+        RunError::BadPlan { what: what.into(), why: why.into() }
+    }
+
+    pub(crate) fn read(path: &Path, error: &std::io::Error) -> RunError {
+        RunError::Io { doing: "read", path: path.to_path_buf(), why: error.to_string() }
+    }
+
+    pub(crate) fn write(path: &Path, error: &std::io::Error) -> RunError {
+        RunError::Io { doing: "write", path: path.to_path_buf(), why: error.to_string() }
+    }
+}
+
+/// How many names an error lists before it counts.
+const LISTED: usize = 5;
+
+/// `a, b, c, d, e and 12 more`.
+fn list(names: &[String]) -> String {
+    let shown = names.iter().take(LISTED).cloned().collect::<Vec<String>>().join(", ");
+    match names.len().saturating_sub(LISTED) {
+        0 => shown,
+        rest => format!("{shown} and {rest} more"),
+    }
+}
+
+/// `3 missing (a, b, c), 1 unexpected (x)`.
+fn mismatch(missing: &[String], unexpected: &[String]) -> String {
+    let part = |what: &str, names: &[String]| match names.len() {
+        0 => None,
+        n => Some(format!("{n} {what} ({})", list(names))),
+    };
+    let parts = [part("missing", missing), part("unexpected", unexpected)];
+    parts.into_iter().flatten().collect::<Vec<String>>().join(", ")
+}
+
+fn paths(files: &[PathBuf]) -> Vec<String> {
+    files.iter().map(|it| format!("`{}`", it.display())).collect()
+}
+
+/// `1.5 GiB`.
+fn bytes(n: u64) -> String {
+    let units = ["bytes", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+    let mut value = n as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{n} bytes") } else { format!("{value:.1} {}", units[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lists_of_names_are_counted() {
+        let missing = (0..8).map(|it| format!("w{it}")).collect();
+        let error = RunError::WeightNames {
+            files: vec!["a.safetensors".into()],
+            missing,
+            unexpected: vec!["x".to_string()],
+        };
+        assert_eq!(
+            error.to_string(),
+            "`a.safetensors`: 8 missing (w0, w1, w2, w3, w4 and 3 more), 1 unexpected (x); give a file \
+             whose names are those of the model (`planc inspect` lists them)"
+        );
+    }
+
+    #[test]
+    fn sizes_are_readable() {
+        assert_eq!(bytes(12), "12 bytes");
+        assert_eq!(bytes(3 << 29), "1.5 GiB");
+    }
+
+    /// A failure on a rank keeps the code of its cause.
+    #[test]
+    fn a_rank_reports_the_code_of_its_cause() {
+        let cause = RunError::NotExact { buffer: "ids".into(), value: 1 << 25 };
+        let error = RunError::Rank {
+            rank: 3,
+            coord: "tp=3".into(),
+            at: "step[1] `add` making `y`".into(),
+            cause: Box::new(cause),
+        };
+        assert_eq!(error.code(), "PL0508");
+        assert_eq!(
+            error.to_string(),
+            "rank 3 (tp=3), step[1] `add` making `y`: `ids` holds 33554432, beyond the integers up to \
+             2^24 that f32 carries exactly"
+        );
+    }
+}

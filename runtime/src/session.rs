@@ -1,0 +1,689 @@
+//! `Session`: all ranks of a plan in this process, ready to run its sections.
+//!
+//! Each rank is a thread that lives as long as the session and works on what it is sent. Ranks fail
+//! together: an error or a panic on one ends all, and the first cause is what every later call
+//! returns. A step is:
+//!
+//! ```text
+//! write lr and step
+//! for each micro-batch m: write seed, tokens and labels (rows m*B/M .. of the global batch); run `step`
+//! run `update`; read results from rank 0
+//! ```
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{Builder, JoinHandle};
+use std::time::Instant;
+
+use bytemuck::{NoUninit, cast_slice, cast_slice_mut};
+use half::bf16;
+use half::slice::HalfFloatSliceExt;
+use ir::DType;
+use ir::graph::Name;
+use ir::ops::Tensor;
+use ir::placement::{CopyRuns, DimLayout, ReduceOp, copy_runs, for_each_copy};
+use ir::plan::{Arena, Buffer, Plan, PlanSection, Role};
+use ir::random::philox4x32_10;
+use smallvec::SmallVec;
+
+use crate::backend::cpu::{CpuBackend, CpuOptions};
+use crate::bind::{self, BoundPlan, bind, coord_name, describe};
+use crate::comm::local::World;
+use crate::data::Batch;
+use crate::error::RunError;
+use crate::exec::{self, Backend};
+use crate::weights::{Weights, fnv1a, halves, init_values};
+
+/// The most ranks that run in one process.
+pub const RANKS_MAX: u64 = 1024;
+
+/// How a session runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SessionOptions {
+    /// Seed of initial weights and of dropout.
+    pub seed: u64,
+    /// Seed of the order in which streams go on. No result depends on it, or the plan lacks a wait.
+    pub order_seed: u64,
+    /// Whether results of ops are checked: all written, padding zero. On in debug builds.
+    pub check: bool,
+}
+
+impl Default for SessionOptions {
+    fn default() -> SessionOptions {
+        SessionOptions { seed: 0, order_seed: 0, check: cfg!(debug_assertions) }
+    }
+}
+
+/// What came out of a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepReport {
+    /// Which step, from 1.
+    pub step: u64,
+    /// The learning rate used.
+    pub lr: f64,
+    /// Result `loss`, if the plan has it.
+    pub loss: Option<f32>,
+    /// Result `grad_norm`, if the plan has it.
+    pub grad_norm: Option<f32>,
+    /// All results of the plan.
+    pub results: Vec<(Name, f32)>,
+    /// Tokens of the global batch.
+    pub tokens: u64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+impl StepReport {
+    /// Tokens of the global batch a second.
+    pub fn tokens_per_s(&self) -> f64 {
+        self.tokens as f64 / self.seconds
+    }
+}
+
+/// See the [module docs](self).
+pub struct Session {
+    plan: Arc<Plan>,
+    options: SessionOptions,
+    world: Arc<World>,
+    ranks: Vec<RankThread>,
+}
+
+struct RankThread {
+    jobs: Option<Sender<Job>>,
+    handle: Option<JoinHandle<()>>,
+}
+
+type Job = Box<dyn FnOnce(&mut Rank) + Send>;
+
+/// What a rank's thread works with.
+struct Rank {
+    plan: Arc<Plan>,
+    bound: Arc<BoundPlan>,
+    world: Arc<World>,
+    backend: Box<dyn Backend>,
+}
+
+impl Session {
+    /// Starts all ranks of a plan; parameters have their initial values, everything else is zero.
+    pub fn new(plan: &Plan, options: &SessionOptions) -> Result<Session, RunError> {
+        check_size(plan)?;
+        bind::check(plan)?;
+        let plan = Arc::new(plan.clone());
+        let world = Arc::new(World::new(&plan));
+        let mut session = Session { plan, options: *options, world, ranks: Vec::new() };
+        let ready = session.start()?;
+        session.collect(ready)?;
+        session.initialize()?;
+        Ok(session)
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Replaces all parameters by those of files; see [`Weights::open`].
+    pub fn load_weights(&self, weights: &Arc<Weights>) -> Result<(), RunError> {
+        let weights = weights.clone();
+        self.on_all(move |rank| {
+            for param in &rank.plan.clone().params {
+                rank.write_floats(param.buffer, |start, out| {
+                    weights.values(param.buffer, start, out)
+                })?;
+            }
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// Makes compute weights from master weights: after starting, loading or writing.
+    pub fn prepare(&self) -> Result<(), RunError> {
+        self.on_all(|rank| rank.run(PlanSection::Prepare))?;
+        Ok(())
+    }
+
+    /// One training step on a global batch, with this learning rate; `step` counts from 1.
+    pub fn step(&self, batch: &Batch, lr: f64, step: u64) -> Result<StepReport, RunError> {
+        let began = Instant::now();
+        self.start_step(lr, step)?;
+        for micro_batch in 0..self.plan.micro_batches {
+            self.micro_batch(batch, step, micro_batch)?;
+        }
+        let results = self.update()?;
+        let result = |name: &str| results.iter().find(|it| it.0 == name).map(|it| it.1);
+        Ok(StepReport {
+            step,
+            lr,
+            loss: result("loss"),
+            grad_norm: result("grad_norm"),
+            tokens: batch.tokens.len() as u64,
+            seconds: began.elapsed().as_secs_f64(),
+            results,
+        })
+    }
+
+    /// The first part of [`Session::step`]: writes `lr` and `step`.
+    pub fn start_step(&self, lr: f64, step: u64) -> Result<(), RunError> {
+        self.on_all(move |rank| {
+            rank.write_scalar("lr", lr)?;
+            rank.write_scalar("step", step as f64)
+        })?;
+        Ok(())
+    }
+
+    /// The second part: runs `step` on one of the plan's micro-batches of a global batch.
+    pub fn micro_batch(&self, batch: &Batch, step: u64, index: u32) -> Result<(), RunError> {
+        batch.check(&self.plan.run)?;
+        let parts = [("tokens", &batch.tokens), ("labels", &batch.labels)];
+        let mut writes: Vec<(Buffer, Vec<i32>)> = Vec::new();
+        for (name, values) in parts {
+            let Some(buffer) = self.plan.buffer(name) else { continue };
+            let n = self.plan.buffers[buffer].ty.n_elements() as usize;
+            let expected = n as u64 * u64::from(self.plan.micro_batches);
+            if values.len() as u64 != expected {
+                let (name, found) = (name.to_string(), values.len() as u64);
+                return Err(RunError::Elements { name, expected, found });
+            }
+            let start = n * index as usize;
+            writes.push((buffer, values[start..start + n].to_vec()));
+        }
+        let seed = dropout_seed(self.options.seed, step, index);
+        self.on_all(move |rank| {
+            for (buffer, values) in &writes {
+                rank.write_ints(*buffer, |start, out| {
+                    let start = start as usize;
+                    out.copy_from_slice(&values[start..start + out.len()]);
+                })?;
+            }
+            rank.write_scalar("seed", f64::from(seed))?;
+            rank.run(PlanSection::Step)
+        })?;
+        Ok(())
+    }
+
+    /// The last part: runs `update` and returns the plan's results.
+    pub fn update(&self) -> Result<Vec<(Name, f32)>, RunError> {
+        let mut results = self.on_all(|rank| {
+            rank.run(PlanSection::Update)?;
+            if rank.bound.rank != 0 {
+                return Ok(Vec::new());
+            }
+            let plan = rank.plan.clone();
+            let result = |(name, buffer): &(Name, Buffer)| {
+                let values = rank.floats(*buffer)?;
+                Ok((name.clone(), values.first().copied().unwrap_or(f32::NAN)))
+            };
+            plan.results.iter().map(result).collect()
+        })?;
+        Ok(results.swap_remove(0))
+    }
+
+    /// The global value of a buffer that outlives a section, reduced where it is partial.
+    pub fn read(&self, name: &str) -> Result<Tensor<f32>, RunError> {
+        let buffer = self.persistent(name)?;
+        let op = self.plan.buffers[buffer].sharding.partial.map(|it| it.0);
+        let mut data = self.gather(buffer, Rank::floats, |a: f32, b| match op {
+            None | Some(ReduceOp::Sum | ReduceOp::Avg) => a + b,
+            Some(ReduceOp::Max) => a.max(b),
+            Some(ReduceOp::Min) => a.min(b),
+        })?;
+        let data_of = &self.plan.buffers[buffer];
+        if op == Some(ReduceOp::Avg) {
+            let n = self.plan.mesh.set_size(data_of.sharding.partial_axes()) as f32;
+            data.iter_mut().for_each(|it| *it /= n);
+        }
+        let shape = data_of.ty.shape.iter().map(|&it| it as usize).collect();
+        Ok(Tensor { shape, data })
+    }
+
+    /// As [`Session::read`], for integers, which stay exact.
+    pub fn read_integers(&self, name: &str) -> Result<Vec<i32>, RunError> {
+        let buffer = self.persistent(name)?;
+        if self.plan.buffers[buffer].ty.dtype == DType::I32 {
+            return self.gather(buffer, Rank::integers, |_, b| b);
+        }
+        let values = self.read(name)?.data;
+        match values.iter().find(|it| it.fract() != 0.0) {
+            Some(&value) => Err(RunError::NotInteger { buffer: name.to_string(), value }),
+            None => Ok(values.iter().map(|&it| it as i32).collect()),
+        }
+    }
+
+    /// Replaces the value of a buffer that outlives a section, from row-major global elements.
+    pub fn write(&self, name: &str, values: &[f32]) -> Result<(), RunError> {
+        let buffer = self.persistent(name)?;
+        let data = &self.plan.buffers[buffer];
+        let (expected, found) = (data.ty.n_elements(), values.len() as u64);
+        if expected != found {
+            return Err(RunError::Elements { name: name.to_string(), expected, found });
+        }
+        let values = values.to_vec();
+        let integers = data.ty.dtype == DType::I32;
+        self.on_all(move |rank| {
+            let at = |start: u64, n: usize| &values[start as usize..start as usize + n];
+            if integers {
+                return rank.write_ints(buffer, |start, out| {
+                    let from = at(start, out.len());
+                    out.iter_mut().zip(from).for_each(|(out, &it)| *out = it as i32);
+                });
+            }
+            rank.write_floats(buffer, |start, out| out.copy_from_slice(at(start, out.len())))
+        })?;
+        Ok(())
+    }
+
+    fn persistent(&self, name: &str) -> Result<Buffer, RunError> {
+        let unknown = || RunError::UnknownBuffer { name: name.to_string() };
+        let buffer = self.plan.buffer(name).ok_or_else(unknown)?;
+        match self.plan.buffers[buffer].role.arena() {
+            Arena::Persistent => Ok(buffer),
+            Arena::Step => Err(RunError::NotPersistent { name: name.to_string() }),
+        }
+    }
+
+    /// The global tensor, from what each rank holds; what several hold is combined in rank order.
+    fn gather<T: Copy + Default + Send + 'static>(
+        &self,
+        buffer: Buffer,
+        read: fn(&Rank, Buffer) -> Result<Vec<T>, RunError>,
+        combine: impl Fn(T, T) -> T,
+    ) -> Result<Vec<T>, RunError> {
+        let locals = self.on_all(move |rank| {
+            let mesh = &rank.plan.mesh;
+            // Of equal copies, the first.
+            let copies = rank.plan.buffers[buffer].sharding.replicated_axes(mesh);
+            let first = mesh.index_in(copies, &rank.bound.coord) == 0;
+            first.then(|| read(rank, buffer)).transpose()
+        })?;
+        let (plan, data) = (&*self.plan, &self.plan.buffers[buffer]);
+        let local_shape = plan.local_shape(buffer);
+        let mut res: Vec<Option<T>> = vec![None; data.ty.n_elements() as usize];
+        for (coord, local) in plan.mesh.coords().zip(&locals) {
+            let Some(local) = local else { continue };
+            let runs = held(plan, buffer, &coord);
+            for_each_copy(&data.ty.shape, &local_shape, &runs, |global, at, len| {
+                let (global, at, len) = (global as usize, at as usize, len as usize);
+                for (to, &value) in res[global..global + len].iter_mut().zip(&local[at..at + len]) {
+                    *to = Some(to.map_or(value, |it| combine(it, value)));
+                }
+            });
+        }
+        Ok(res.into_iter().map(Option::unwrap_or_default).collect())
+    }
+
+    /// Starts the threads; what they send when they are bound comes through the receiver.
+    fn start(&mut self) -> Result<Receiver<(u64, Option<()>)>, RunError> {
+        let (done, ready) = channel();
+        let order = fnv1a(self.plan.name.as_bytes()) ^ self.options.order_seed.rotate_left(32);
+        let cpu = CpuOptions { order_seed: order, check: self.options.check };
+        for rank in 0..self.plan.mesh.n_ranks() {
+            let (sender, jobs) = channel();
+            let (plan, world, done) = (self.plan.clone(), self.world.clone(), done.clone());
+            let body = move || rank_main(rank, plan, world, cpu, &jobs, &done);
+            let handle = Builder::new().name(format!("rank {rank}")).spawn(body);
+            let handle = handle.map_err(|it| RunError::Thread { rank, why: it.to_string() })?;
+            self.ranks.push(RankThread { jobs: Some(sender), handle: Some(handle) });
+        }
+        Ok(ready)
+    }
+
+    fn initialize(&self) -> Result<(), RunError> {
+        let seed = self.options.seed;
+        self.on_all(move |rank| {
+            let plan = rank.plan.clone();
+            for param in &plan.params {
+                let name = &plan.buffers[param.buffer].name;
+                rank.write_floats(param.buffer, |start, out| {
+                    init_values(param.init, seed, name, start, out);
+                })?;
+            }
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// Does `job` on every rank at once and returns what they return, in rank order.
+    fn on_all<R: Send + 'static>(
+        &self,
+        job: impl Fn(&mut Rank) -> Result<R, RunError> + Send + Sync + 'static,
+    ) -> Result<Vec<R>, RunError> {
+        if let Some(fault) = self.world.fault() {
+            return Err(fault);
+        }
+        let job = Arc::new(job);
+        let (done, results) = channel();
+        for rank in &self.ranks {
+            let (job, done) = (job.clone(), done.clone());
+            let guarded: Job = Box::new(move |rank| {
+                let result = guard(rank, |rank| job(rank));
+                // The session waits for all ranks, so the receiver is there.
+                let _ = done.send((rank.bound.rank, result));
+            });
+            let jobs = rank.jobs.as_ref().expect("ranks run as long as the session");
+            if jobs.send(guarded).is_err() {
+                self.world.fail(RunError::Stopped);
+            }
+        }
+        drop(done);
+        self.collect(results)
+    }
+
+    /// Waits for the answers of all ranks.
+    fn collect<R>(&self, results: Receiver<(u64, Option<R>)>) -> Result<Vec<R>, RunError> {
+        let mut all: Vec<(u64, Option<R>)> = results.iter().take(self.ranks.len()).collect();
+        if let Some(fault) = self.world.fault() {
+            return Err(fault);
+        }
+        all.sort_by_key(|it| it.0);
+        let all: Vec<R> = all.into_iter().filter_map(|it| it.1).collect();
+        assert_eq!(all.len(), self.ranks.len(), "a rank ended without saying why");
+        Ok(all)
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.world.fail(RunError::Stopped);
+        for rank in &mut self.ranks {
+            rank.jobs = None;
+        }
+        for rank in &mut self.ranks {
+            if let Some(handle) = rank.handle.take() {
+                // A panic there has been reported as the session's error.
+                let _ = handle.join();
+            }
+        }
+    }
+}
+
+/// The life of a rank's thread.
+fn rank_main(
+    rank: u64,
+    plan: Arc<Plan>,
+    world: Arc<World>,
+    options: CpuOptions,
+    jobs: &Receiver<Job>,
+    done: &Sender<(u64, Option<()>)>,
+) {
+    let bound = catch_unwind(AssertUnwindSafe(|| bind(&plan, rank)));
+    let bound = match bound.unwrap_or_else(|it| Err(panic_error(&*it))) {
+        Ok(bound) => Arc::new(bound),
+        Err(error) => {
+            world.fail(error);
+            let _ = done.send((rank, None));
+            return;
+        }
+    };
+    let backend = Box::new(CpuBackend::new(bound.clone(), world.clone(), options));
+    let mut state = Rank { plan, bound, world, backend };
+    let _ = done.send((rank, Some(())));
+    while let Ok(job) = jobs.recv() {
+        job(&mut state);
+    }
+}
+
+/// Runs a job; an error or a panic ends all ranks.
+fn guard<R>(rank: &mut Rank, job: impl FnOnce(&mut Rank) -> Result<R, RunError>) -> Option<R> {
+    let result = catch_unwind(AssertUnwindSafe(|| job(rank)));
+    match result.unwrap_or_else(|it| Err(panic_error(&*it))) {
+        Ok(it) => Some(it),
+        Err(RunError::Stopped) => None,
+        Err(error) => {
+            rank.world.fail(rank.blame(error));
+            None
+        }
+    }
+}
+
+fn panic_error(payload: &(dyn std::any::Any + Send)) -> RunError {
+    let text = payload.downcast_ref::<&str>().map(|it| it.to_string());
+    let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+    RunError::Panic { message: text.unwrap_or_else(|| "no message".to_string()) }
+}
+
+impl Rank {
+    fn run(&mut self, section: PlanSection) -> Result<(), RunError> {
+        exec::run(&self.bound, section, &mut *self.backend)
+    }
+
+    /// The error, with this rank and its instruction.
+    fn blame(&self, cause: RunError) -> RunError {
+        RunError::Rank {
+            rank: self.bound.rank,
+            coord: coord_name(&self.plan.mesh, &self.bound.coord),
+            at: match self.backend.at() {
+                Some(at) => describe(&self.plan, at),
+                None => "between sections".to_string(),
+            },
+            cause: Box::new(cause),
+        }
+    }
+
+    /// Sets a buffer from its global elements: `fetch` gives those from an index on.
+    fn write_floats(
+        &mut self,
+        buffer: Buffer,
+        fetch: impl FnMut(u64, &mut [f32]),
+    ) -> Result<(), RunError> {
+        let values = self.local_part(buffer, fetch);
+        match self.bound.buffers[buffer].dtype {
+            DType::F32 => self.backend.write(buffer, cast_slice(&values)),
+            DType::Bf16 => {
+                let mut rounded = vec![bf16::ZERO; values.len()];
+                rounded.convert_from_f32_slice(&values);
+                self.backend.write(buffer, cast_slice(&rounded))
+            }
+            DType::I32 => {
+                let integers: Vec<i32> = values.iter().map(|&it| it as i32).collect();
+                self.backend.write(buffer, cast_slice(&integers))
+            }
+        }
+    }
+
+    /// As [`Rank::write_floats`], for integers, which stay exact.
+    fn write_ints(
+        &mut self,
+        buffer: Buffer,
+        fetch: impl FnMut(u64, &mut [i32]),
+    ) -> Result<(), RunError> {
+        let values = self.local_part(buffer, fetch);
+        self.backend.write(buffer, cast_slice(&values))
+    }
+
+    /// Sets a scalar input, if the plan has it.
+    fn write_scalar(&mut self, name: &str, value: f64) -> Result<(), RunError> {
+        match self.plan.buffer(name) {
+            Some(buffer) if self.plan.buffers[buffer].role == Role::Input => {
+                self.write_floats(buffer, |_, out| out.fill(value as f32))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// This rank's part of a global tensor, with its padding.
+    fn local_part<T: NoUninit + Default>(
+        &self,
+        buffer: Buffer,
+        mut fetch: impl FnMut(u64, &mut [T]),
+    ) -> Vec<T> {
+        let data = &self.plan.buffers[buffer];
+        let mut res = vec![T::default(); self.bound.buffers[buffer].len];
+        let shape = self.plan.local_shape(buffer);
+        let runs = held(&self.plan, buffer, &self.bound.coord);
+        for_each_copy(&data.ty.shape, &shape, &runs, |global, at, len| {
+            fetch(global, &mut res[at as usize..(at + len) as usize]);
+        });
+        res
+    }
+
+    /// What this rank holds of a buffer, padding included.
+    fn floats(&self, buffer: Buffer) -> Result<Vec<f32>, RunError> {
+        let bound = &self.bound.buffers[buffer];
+        let mut res = vec![0.0; bound.len];
+        match bound.dtype {
+            DType::F32 => self.backend.read(buffer, cast_slice_mut(&mut res))?,
+            DType::Bf16 => {
+                let mut raw = vec![bf16::ZERO; bound.len];
+                self.backend.read(buffer, cast_slice_mut(&mut raw))?;
+                raw.convert_to_f32_slice(&mut res);
+            }
+            DType::I32 => {
+                let raw = self.integers(buffer)?;
+                res.iter_mut().zip(raw).for_each(|(res, it)| *res = it as f32);
+            }
+        }
+        Ok(res)
+    }
+
+    /// As [`Rank::floats`], of an integer buffer.
+    fn integers(&self, buffer: Buffer) -> Result<Vec<i32>, RunError> {
+        let mut res = vec![0; self.bound.buffers[buffer].len];
+        self.backend.read(buffer, cast_slice_mut(&mut res))?;
+        Ok(res)
+    }
+}
+
+/// Stretches that a coordinate holds, from the global tensor to its buffer.
+fn held(plan: &Plan, buffer: Buffer, coord: &[u32]) -> SmallVec<[CopyRuns; 4]> {
+    let data = &plan.buffers[buffer];
+    let dims = data.sharding.dims.iter().zip(&data.ty.shape);
+    let whole = DimLayout::whole();
+    dims.map(|(layout, &size)| copy_runs(&whole, layout, size, &plan.mesh, coord, coord)).collect()
+}
+
+/// A seed for the random numbers of one micro-batch, small enough to be carried in f32.
+fn dropout_seed(seed: u64, step: u64, micro_batch: u32) -> u32 {
+    let [low, high] = halves(step);
+    philox4x32_10([low, high, micro_batch, 0], halves(seed))[0] >> 8
+}
+
+fn check_size(plan: &Plan) -> Result<(), RunError> {
+    // A mesh of many axes may have more ranks than a u64 counts.
+    let sizes = plan.mesh.axes.iter().map(|it| u64::from(it.size));
+    let ranks = sizes.fold(1u64, u64::saturating_mul);
+    if ranks > RANKS_MAX {
+        let axes = plan.mesh.axes.iter().map(|it| format!("{}={}", it.name, it.size));
+        let mesh = axes.collect::<Vec<String>>().join(", ");
+        return Err(RunError::TooManyRanks { mesh, ranks, max: RANKS_MAX });
+    }
+    let per_rank = plan.persistent_bytes.saturating_add(plan.step_bytes);
+    let total = per_rank.saturating_mul(ranks);
+    match physical_memory() {
+        Some(physical) if total > physical => {
+            Err(RunError::OutOfMemory { ranks, per_rank, total, physical })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Bytes of this machine's memory, where the system says.
+fn physical_memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|it| it.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use cranelift_entity::PrimaryMap;
+    use ir::Phase;
+    use ir::TensorType;
+    use ir::ops::CollectiveKind;
+    use ir::placement::{Mesh, Sharding};
+    use ir::plan::{BufferData, Instruction, Part, StreamKind};
+    use ir::run::Run;
+    use smallvec::smallvec;
+
+    use super::*;
+
+    /// One all-gather over eight ranks.
+    fn gather() -> Session {
+        let mesh = Mesh::new(&[("dp", 2), ("tp", 4)]);
+        let mut plan = Plan {
+            name: "gather".to_string(),
+            weight_mesh: mesh.all(),
+            phase: Phase::Planned,
+            micro_batches: 1,
+            comms: PrimaryMap::new(),
+            streams: PrimaryMap::new(),
+            events: 0,
+            buffers: PrimaryMap::new(),
+            sections: Default::default(),
+            persistent_bytes: 64,
+            step_bytes: 0,
+            params: Vec::new(),
+            results: Vec::new(),
+            run: Run::default(),
+            mesh,
+        };
+        let mut buffer = |sharding: &str, offset| {
+            plan.buffers.push(BufferData {
+                name: sharding.to_string(),
+                ty: TensorType::new(DType::F32, &[8]),
+                sharding: Sharding::parse(sharding, &plan.mesh).expect("a sharding"),
+                role: Role::Carried,
+                offset: Some(offset),
+            })
+        };
+        let part = Part { src: buffer("[dp.tp]", 0), dst: buffer("[_]", 8) };
+        let stream = plan.streams.push(StreamKind::Comm);
+        let comm = plan.comms.push(plan.mesh.all());
+        let kind = CollectiveKind::AllGather;
+        let call = Instruction::Collective { kind, comm, parts: smallvec![part], stream };
+        plan.sections[PlanSection::Step as usize].push(call);
+        Session::new(&plan, &SessionOptions::default()).expect("starts")
+    }
+
+    /// A panic on one rank, while the others wait for it: all end, and it is the one that is named.
+    #[test]
+    fn a_panic_on_one_rank_ends_all() {
+        for bad in 0..8 {
+            let session = gather();
+            let job = move |rank: &mut Rank| {
+                assert!(rank.bound.rank != bad, "rank {bad} goes wrong");
+                rank.run(PlanSection::Step)
+            };
+            let error = session.on_all(job).expect_err("one rank fails");
+            let coord = format!("dp={}, tp={}", bad / 4, bad % 4);
+            assert_eq!(
+                error.to_string(),
+                format!("rank {bad} ({coord}), between sections: panicked: rank {bad} goes wrong")
+            );
+            assert_eq!(session.prepare(), Err(error));
+        }
+    }
+
+    /// A rank that leaves out a collective would pair it with the next one of the others.
+    #[test]
+    fn ranks_that_come_to_different_collectives_are_told() {
+        let session = gather();
+        let job = |rank: &mut Rank| {
+            let index = usize::from(rank.bound.rank == 5);
+            let at = bind::At { section: PlanSection::Step, index };
+            let place = {
+                let (comm, group) = rank.bound.groups.iter().next().expect("a group");
+                (comm, group.id, group.index)
+            };
+            rank.world.exchange(place, at, Arc::default()).map(|_| ())
+        };
+        let error = session.on_all(job).expect_err("they differ");
+        assert_eq!(error.code(), "PL0512", "{error}");
+    }
+
+    #[test]
+    fn dropout_seeds_differ_and_are_carried_by_f32() {
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..4 {
+            for step in 1..20 {
+                for micro_batch in 0..4 {
+                    let it = dropout_seed(seed, step, micro_batch);
+                    assert!(it < 1 << 24);
+                    seen.insert(it);
+                }
+            }
+        }
+        assert!(seen.len() >= 4 * 19 * 4 - 2, "{} of 304", seen.len());
+    }
+}

@@ -1,0 +1,120 @@
+//! The training loop: data, schedule and metrics around a [`Session`].
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use ir::plan::{Plan, Role};
+use serde::Serialize;
+
+use crate::data::{Data, TokenWidth};
+use crate::error::RunError;
+use crate::session::{Session, SessionOptions, StepReport};
+use crate::weights::Weights;
+
+/// What `planc run` can be told; what is absent is taken from the plan.
+#[derive(Debug, Clone, Default)]
+pub struct TrainOptions {
+    /// Steps to train.
+    pub steps: Option<u64>,
+    /// Token files; none for synthetic data.
+    pub data: Vec<PathBuf>,
+    /// Element type of `.bin` files.
+    pub token_width: Option<TokenWidth>,
+    /// `.safetensors` files with all parameters; none for initial values.
+    pub weights: Vec<PathBuf>,
+    /// Where to write a line of JSON a step.
+    pub metrics: Option<PathBuf>,
+    /// How often [`TrainOptions::logs`] says yes; 0 is as 1.
+    pub log_every: u64,
+    /// Seed of initial weights, dropout and synthetic data.
+    pub seed: Option<u64>,
+}
+
+/// One line of `--metrics`. JSON has no NaN: it is `null`.
+#[derive(Debug, Clone, Serialize)]
+struct Metrics {
+    step: u64,
+    loss: Option<f64>,
+    grad_norm: Option<f64>,
+    lr: f64,
+    tokens_per_s: f64,
+    tokens: u64,
+}
+
+/// Inputs that the loop fills.
+const INPUTS: [&str; 5] = ["tokens", "labels", "lr", "step", "seed"];
+
+impl TrainOptions {
+    /// Whether to report this step: the first, each `log_every`-th, and the last.
+    pub fn logs(&self, step: u64, steps: u64) -> bool {
+        step == 1 || step == steps || step.is_multiple_of(self.log_every.max(1))
+    }
+
+    /// How many steps a plan will be trained.
+    pub fn steps(&self, plan: &Plan) -> u64 {
+        self.steps.unwrap_or(plan.run.steps)
+    }
+}
+
+/// Trains a plan and calls `on_step` after every step. The session that it returns has the weights.
+pub fn train(
+    plan: &Plan,
+    options: &TrainOptions,
+    mut on_step: impl FnMut(&StepReport),
+) -> Result<Session, RunError> {
+    let inputs = plan.buffers.values().filter(|it| it.role == Role::Input);
+    if let Some(input) = inputs.map(|it| &it.name).find(|it| !INPUTS.contains(&it.as_str())) {
+        return Err(RunError::UnknownInput { name: input.clone() });
+    }
+    let seed = options.seed.unwrap_or(plan.run.seed);
+    let data = match options.data.is_empty() {
+        true => Data::synthetic(&plan.run, seed),
+        false => Data::open(&options.data, &plan.run, options.token_width)?,
+    };
+    let steps = options.steps(plan);
+    data.check_steps(steps)?;
+    let session = Session::new(plan, &SessionOptions { seed, ..SessionOptions::default() })?;
+    if !options.weights.is_empty() {
+        session.load_weights(&Weights::open(plan, &options.weights)?)?;
+    }
+    let mut metrics = options.metrics.as_deref().map(MetricsFile::create).transpose()?;
+    session.prepare()?;
+    for step in 1..=steps {
+        let batch = data.batch(step - 1)?;
+        let report = session.step(&batch, plan.run.schedule.at(step - 1), step)?;
+        if let Some(metrics) = &mut metrics {
+            metrics.write(&report)?;
+        }
+        on_step(&report);
+    }
+    Ok(session)
+}
+
+struct MetricsFile {
+    path: PathBuf,
+    out: BufWriter<File>,
+}
+
+impl MetricsFile {
+    fn create(path: &Path) -> Result<MetricsFile, RunError> {
+        let file = File::create(path).map_err(|it| RunError::write(path, &it))?;
+        Ok(MetricsFile { path: path.to_path_buf(), out: BufWriter::new(file) })
+    }
+
+    /// Writes a line at once, so that a run that is killed leaves all that it did.
+    fn write(&mut self, report: &StepReport) -> Result<(), RunError> {
+        let line = Metrics {
+            step: report.step,
+            loss: report.loss.map(f64::from),
+            grad_norm: report.grad_norm.map(f64::from),
+            lr: report.lr,
+            tokens_per_s: report.tokens_per_s(),
+            tokens: report.tokens,
+        };
+        let fail = |it: std::io::Error| RunError::write(&self.path, &it);
+        serde_json::to_writer(&mut self.out, &line).map_err(|it| fail(it.into()))?;
+        self.out.write_all(b"\n").map_err(fail)?;
+        self.out.flush().map_err(fail)
+    }
+}

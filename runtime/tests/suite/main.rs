@@ -1,0 +1,10 @@
+//! The runtime on plans built by hand.
+
+mod build;
+mod collectives;
+mod data;
+mod faults;
+mod sections;
+mod streams;
+mod train;
+mod weights;
