@@ -251,3 +251,51 @@ fn a_vocabulary_of_17_is_cut_over_8_ranks() {
         }
     }
 }
+
+/// Rows of a weight that each rank holds in the compiled plan, and that it trains like one rank.
+#[track_caller]
+fn check_rows(vocab: u64, mesh: &str, placements: &str, expect: &[&[u64]]) {
+    let source = format!(
+        r#"Model(
+            name: "rows",
+            batch: Global(24),
+            sequence: 2,
+            init: Normal(std: 0.5),
+            optimizer: AdamW(eps: 1e-3),
+            schedule: (lr: 1e-2),
+            layers: [
+                Embedding(name: "embed", vocab: {vocab}, dim: 4, weight: ({placements})),
+                LmHead(name: "head"),
+                CrossEntropy(),
+            ],
+        )"#
+    );
+    let found = train(&source, mesh, &[], 2);
+    found.check_like(&train(&source, "1", &[], 2));
+    let plan = &found.plan;
+    for name in ["embed.weight", "embed.weight.exp_avg", "embed.weight.exp_avg_sq"] {
+        let data = &plan.buffers[plan.buffer(name).unwrap()];
+        let layout = &data.sharding.dims[0];
+        let runs = plan.mesh.coords().map(|it| layout.runs(vocab, &plan.mesh, &it));
+        let rows = runs.map(|it| it.iter().flat_map(|&(start, n)| start..start + n).collect());
+        assert_eq!(rows.collect::<Vec<Vec<u64>>>(), expect, "{vocab} rows on {mesh}: {name}");
+        let most = expect.iter().map(|it| it.len() as u64).max();
+        let local = plan.local_shape(plan.buffer(name).unwrap());
+        assert_eq!(Some(local[0]), most, "{vocab} rows on {mesh}: {name}");
+    }
+}
+
+// C01, C03, C04 and C05 once more, in compiled plans that train; `ir/tests/placement/reports.rs` has
+// them for the algebra.
+#[test]
+fn uneven_layouts_of_the_reports_train_like_one_rank() {
+    let strided = r#"placements: {"dp": StridedShard(0, 2)}"#;
+    check_rows(5, "2", strided, &[&[0, 1, 3], &[2, 4]]);
+    check_rows(6, "2x2", "", &[&[0, 1], &[3, 4], &[2], &[5]]);
+    check_rows(5, "2x2", "", &[&[0, 1], &[3], &[2], &[4]]);
+    check_rows(7, "2x4", "", &[&[0], &[2], &[4], &[6], &[1], &[3], &[5], &[]]);
+    check_rows(2, "8", "", &[&[0], &[1], &[], &[], &[], &[], &[], &[]]);
+    check_rows(3, "4x2", "", &[&[0], &[2], &[1], &[], &[], &[], &[], &[]]);
+    check_rows(1, "2x4", "", &[&[0], &[], &[], &[], &[], &[], &[], &[]]);
+    check_rows(7, "3", "", &[&[0, 1, 2], &[3, 4, 5], &[6]]);
+}
