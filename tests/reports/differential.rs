@@ -54,7 +54,7 @@ impl Choices {
 
     /// One of these texts one time in two, and otherwise nothing.
     fn perhaps(&mut self, choices: &[&'static str]) -> &'static str {
-        if self.word() % 2 == 0 { self.of(choices) } else { "" }
+        if self.word().is_multiple_of(2) { self.of(choices) } else { "" }
     }
 }
 

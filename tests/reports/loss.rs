@@ -61,7 +61,8 @@ fn every_token_that_counts_counts_the_same() {
                     continue;
                 }
                 let what = format!("mesh {mesh}, {set:?}");
-                let found = train_on(&what, compile(BIAS, mesh, &set), &[batch.clone()]);
+                let found =
+                    train_on(&what, compile(BIAS, mesh, &set), std::slice::from_ref(&batch));
                 close(found.losses[0], (V as f64).ln(), LOSS, &what);
                 check_tensor(found.gradient("logits.bias"), &expect, LOSS, &what);
             }
@@ -80,7 +81,7 @@ fn a_real_model_with_ignored_labels_trains_like_one_rank() {
     let batch = Batch { tokens: (0..16).map(|it| 5 * it % 13).collect(), labels };
     let run = |mesh: &str, micro_batches: &str| {
         let plan = compile(&source, mesh, &[("micro_batches", micro_batches)]);
-        train_on(&format!("mesh {mesh} / {micro_batches}"), plan, &[batch.clone()])
+        train_on(&format!("mesh {mesh} / {micro_batches}"), plan, std::slice::from_ref(&batch))
     };
     let expect = run("1", "1");
     for (mesh, micro_batches) in [("1", "2"), ("2", "1"), ("2", "2"), ("4", "1"), ("2x2", "2")] {
@@ -112,7 +113,7 @@ fn a_label_outside_the_vocabulary_ends_the_step_and_is_named() {
         assert!(error.contains("`tokens of the batch`, position 17: token 5"), "{error}");
         // Nothing has been harmed, and the ignored label is fine.
         let batch = masked();
-        let found = run(mesh, &session, &[batch.clone()]);
+        let found = run(mesh, &session, std::slice::from_ref(&batch));
         let expect = gradient_by_hand(&[&batch.labels]);
         check_tensor(found.gradient("logits.bias"), &expect, LOSS, mesh);
     }
@@ -159,7 +160,7 @@ fn two_losses_with_unequal_masks_have_one_denominator() {
             let mut graph = logical(BIAS, mesh, &set).unwrap();
             with_second_loss(&mut graph, 2);
             let what = format!("mesh {mesh}, {set:?}");
-            let found = train_on(&what, finish(graph), &[batch.clone()]);
+            let found = train_on(&what, finish(graph), std::slice::from_ref(&batch));
             close(found.losses[0], (V as f64).ln(), LOSS, &what);
             check_tensor(found.gradient("logits.bias"), &expect, LOSS, &what);
         }
