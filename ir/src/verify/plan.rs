@@ -27,7 +27,7 @@
 use std::collections::BTreeMap;
 
 use cranelift_entity::{EntityRef, SecondaryMap};
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxBuildHasher, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::Phase;
@@ -134,7 +134,8 @@ impl<'a> Cx<'a> {
     /// The class of each buffer, unless one has no valid sharding.
     fn buffers(&mut self, checker: &mut Checker<'a>) -> Option<SecondaryMap<Buffer, Class>> {
         let plan = self.plan;
-        let mut names: FxHashSet<&str> = FxHashSet::default();
+        let mut names: FxHashSet<&str> =
+            FxHashSet::with_capacity_and_hasher(plan.buffers.len(), FxBuildHasher);
         let mut class_of = SecondaryMap::new();
         class_of.resize(plan.buffers.len());
         let mut valid = true;
