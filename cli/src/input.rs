@@ -185,12 +185,18 @@ fn split(arg: &str) -> Outcome<(&str, &str)> {
     }
 }
 
-/// What the system says, without its error number.
+/// What the system says: `no such file or directory`.
 pub fn reason(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    let text = text.split(" (os error").next().unwrap_or_default();
+    let text = without_errno(&error.to_string());
     let mut chars = text.chars();
     chars.next().map(|it| it.to_lowercase().chain(chars).collect()).unwrap_or_default()
+}
+
+/// Leaves out ` (os error 2)`, which tells a user nothing more.
+pub fn without_errno(text: &str) -> String {
+    let Some((before, rest)) = text.split_once(" (os error ") else { return text.to_string() };
+    let after = rest.split_once(')').map_or("", |it| it.1);
+    format!("{before}{after}")
 }
 
 /// Writes a file that was asked for.

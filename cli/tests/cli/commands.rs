@@ -37,7 +37,7 @@ fn compile_counts_for_programs() {
     let found = json(&folder.works("compile model.ron --mesh 2x4 --format json"));
     assert_eq!(found["mesh"]["ranks"], 8);
     assert_eq!(found["output"], "model.plan");
-    assert_eq!(found["summary"]["parameters"], 118_592);
+    assert_eq!(found["summary"]["parameters"], 119_104);
     let memory = found["memory"]["total_bytes"].as_u64().expect("bytes");
     assert!(memory > 0);
     for part in ["elaborate", "passes", "lower", "schedule", "memory"] {
