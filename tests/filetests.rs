@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use ir::plan::Plan;
 use ir::text::{self, Program};
+use ir::verify::{self, Place, VerifyError};
 use libtest_mimic::{Arguments, Failed, Trial};
 use passes::{Ir, Pass, PassError, PassManager, PlanMemory, ScheduleOverlap};
 
@@ -113,6 +114,9 @@ fn header_len(text: &str) -> usize {
 /// What the passes make of a program, or the error with which they refuse it.
 fn transformed(given: &str, passes: &str) -> Result<String, Failed> {
     let mut program = text::parse(given)?;
+    if let Some(error) = broken(&program).first() {
+        return Err(format!("the given program is broken: {error}").into());
+    }
     for name in passes.split(',').map(str::trim) {
         match apply(name, program)? {
             Ok(next) => program = next,
@@ -161,55 +165,71 @@ fn find<'a, I: Ir>(
 }
 
 /// Checks that each error is announced on its line, and each announcement comes true.
-fn errors(text: &str) -> Result<(), Failed> {
-    let mut wanted: Vec<(usize, &str, &str)> = Vec::new();
-    for (number, line) in text.lines().enumerate() {
-        if let Some((line, error)) = line.split_once("; error: ") {
-            wanted.push((number + 1, line, error.trim()));
-        }
-    }
+fn errors<'a>(text: &'a str) -> Result<(), Failed> {
+    let announced = |(i, line): (usize, &'a str)| Some((i + 1, line.split_once("; error: ")?.1));
+    let mut wanted: Vec<(usize, &str)> = text.lines().enumerate().filter_map(announced).collect();
     let mut unexpected = String::new();
-    let mut check = |message: &str, on: &dyn Fn(usize, &str) -> bool| {
-        let found = wanted
-            .iter()
-            .position(|&(number, line, error)| on(number, line) && message.contains(error));
+    for (line, message) in refusals(text) {
+        let found = wanted.iter().position(|it| it.0 == line && message.contains(it.1));
         match found {
             Some(found) => drop(wanted.remove(found)),
-            None => writeln!(unexpected, "{message}").expect("a String takes everything"),
-        }
-    };
-    match text::parse(text) {
-        Err(error) => {
-            // A file that ends too early ends on its last line.
-            let at = (error.line as usize).min(text.lines().count());
-            check(&error.message, &|number, _| number == at);
-        }
-        Ok(program) => {
-            let broken = match &program {
-                Program::Graph(graph) => graph.verify(),
-                Program::Plan(plan) => plan.verify(),
-            };
-            for message in broken {
-                check(&message, &|_, line| mentions(&message, line));
-            }
+            None => writeln!(unexpected, "line {line}: {message}").expect("a String takes it"),
         }
     }
     if !unexpected.is_empty() {
-        return Err(format!("no `; error: ` on the right line announces\n{unexpected}").into());
+        return Err(format!("no `; error: ` on its line announces\n{unexpected}").into());
     }
     match wanted.first() {
         None => Ok(()),
-        Some((number, _, error)) => {
-            Err(format!("line {number}: there is no error that says `{error}`").into())
+        Some((line, error)) => {
+            Err(format!("line {line}: there is no error that says `{error}`").into())
         }
     }
 }
 
-/// Whether a message names what the line defines.
-fn mentions(message: &str, line: &str) -> bool {
-    let Some((_, rest)) = line.split_once('%') else { return true };
-    let name = rest.split([' ', ',', ':', '#']).next().unwrap_or_default();
-    message.contains(&format!("`{name}`"))
+/// Why a text is refused, by line: it does not parse, or what it says breaks a promise.
+fn refusals(text: &str) -> Vec<(usize, String)> {
+    let broken = match text::parse(text) {
+        // A file that ends too early ends on its last line.
+        Err(error) => {
+            return vec![((error.line as usize).min(text.lines().count()), error.message)];
+        }
+        Ok(program) => broken(&program),
+    };
+    broken.into_iter().map(|it| (line_of(text, &it.place), it.message)).collect()
+}
+
+fn broken(program: &Program) -> Vec<VerifyError> {
+    match program {
+        Program::Graph(graph) => verify::graph::verify(graph),
+        Program::Plan(plan) => verify::plan::verify(plan),
+    }
+}
+
+/// The line that a broken promise is about; that of the program itself if it is about no other.
+fn line_of(text: &str, place: &Place) -> usize {
+    let lines = || text.lines().map(str::trim).enumerate().filter(|it| !it.1.starts_with(';'));
+    let instruction = |line: &str| {
+        let stream = line.split_once(':').map_or("", |it| it.0);
+        stream.strip_prefix('s').is_some_and(|it| it.parse::<u32>().is_ok())
+    };
+    let defines = |line: &str, name: &str| {
+        let before = line.split([':', '=']).next().unwrap_or_default();
+        let names = before.rsplit_once('%').map(|_| before.split('%').skip(1));
+        names.is_some_and(|mut it| it.any(|it| it.trim_matches([' ', ',', '"']) == name))
+    };
+    let found = match place {
+        Place::Program => None,
+        Place::Node { index, .. } => lines().filter(|it| it.1.starts_with('%')).nth(*index),
+        Place::Instruction { section: of, index } => {
+            let header = format!("{}:", of.name());
+            let body = lines().skip_while(|it| it.1 != header);
+            body.filter(|it| instruction(it.1)).nth(*index)
+        }
+        Place::Value(name) | Place::Buffer(name) => lines().find(|it| defines(it.1, name)),
+    };
+    let program = || lines().next().map_or(0, |it| it.0);
+    found.map_or_else(program, |it| it.0) + 1
 }
 
 /// A program, printed; its text form must parse back to itself.

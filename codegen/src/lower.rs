@@ -90,15 +90,17 @@ fn empty_plan(graph: &Graph) -> Plan {
 /// of the old content: zeroing an accumulator, say. Then it can be made in place.
 fn order(graph: &Graph) -> Vec<Node> {
     let uses = Uses::of(graph, &graph.order);
-    let mut keys: Vec<(u32, u32, Node)> = (0..).zip(&graph.order).map(|it| (it.0, 0, *it.1)).collect();
+    let mut keys: Vec<(u32, u32, Node)> =
+        (0..).zip(&graph.order).map(|it| (it.0, 0, *it.1)).collect();
     for store in &graph.stores {
         let Some(node) = graph.producer(store.value) else { continue };
         let unread = graph.nodes[node].results.iter().all(|&it| uses.last(it).is_none());
-        let reader = uses.last_in(store.state, store.section);
+        let at = uses.position[node];
+        let later = uses.last_in(store.state, store.section).filter(|&reader| reader > at);
         if let (true, true, Some(reader)) =
-            (unread, graph.nodes[node].section == store.section, reader)
+            (unread, graph.nodes[node].section == store.section, later)
         {
-            let key = &mut keys[uses.position[node] as usize];
+            let key = &mut keys[at as usize];
             *key = (*key).max((reader, 1, node));
         }
     }
@@ -200,13 +202,7 @@ impl Homes {
 
     /// Whether `store.value` can be made in the buffer of its state, which held `tenants` before:
     /// nothing may want the content before it later, or its own after the state is next written.
-    fn fits(
-        &self,
-        graph: &Graph,
-        uses: &Uses,
-        tenants: &[Value],
-        store: &Store,
-    ) -> bool {
+    fn fits(&self, graph: &Graph, uses: &Uses, tenants: &[Value], store: &Store) -> bool {
         let Store { state, value, section } = *store;
         let Def::Result { node, index } = graph.values[value].def else { return false };
         let (data, at) = (&graph.nodes[node], uses.position[node]);
@@ -326,7 +322,8 @@ impl Lowering<'_> {
             let made_here = self.graph.producer(value).is_some_and(|it| {
                 plan_section(self.graph.nodes[it].section) == plan_section(data.section)
             });
-            let read_once = data.inputs.iter().filter(|&&it| self.buffer(it) == buffer).count() == 1;
+            let read_once =
+                data.inputs.iter().filter(|&&it| self.buffer(it) == buffer).count() == 1;
             made_here
                 && read_once
                 && self.plan.buffers[buffer].role == Role::Temp
@@ -402,5 +399,106 @@ impl Lowering<'_> {
         let results = self.graph.results.iter().map(|it| (it.0.clone(), self.buffer(it.1)));
         self.plan.results = results.collect();
         self.plan
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lowers a graph of leaves `%p` (parameter), `%s`, `%t` (states), `%x` (input), and compares all
+    /// instructions.
+    #[track_caller]
+    fn check(body: &str, expect: &str) {
+        let text = format!(
+            "graph @test phase=local mesh=(dp=2) {{
+  input %x : f32[8] @ [_]
+  param %p : f32[8] @ [_] init=Zeros
+  state %s : f32[8] @ [_]
+  state %t : f32[8] @ [_]
+{body}}}
+"
+        );
+        let graph = ir::text::parse_graph(&text).unwrap_or_else(|it| panic!("{it}\n{text}"));
+        let plan = lower(&graph);
+        assert_eq!(ir::verify::plan::verify(&plan), []);
+        let text = plan.to_string();
+        let (_, issued) = text.split_once("  step:\n").expect("it has a step");
+        assert_eq!(issued.trim_end_matches("}\n"), expect, "{text}");
+    }
+
+    #[test]
+    fn a_state_is_updated_in_place() {
+        check(
+            "  backward:
+  %sum = add %s, %x : f32[8] @ [_]
+  store %s = %sum in backward
+",
+            "  s0: %s = add %s, %x\n",
+        );
+    }
+
+    #[test]
+    fn a_state_that_is_read_later_is_copied() {
+        check(
+            "  backward:
+  %sum = add %x, %s : f32[8] @ [_]
+  %y = add %s, %sum : f32[8] @ [_]
+  store %s = %sum in backward
+  store %t = %y in backward
+",
+            "  s0: %sum = add %x, %s\n  s0: %t = add %s, %sum\n  s0: %s = copy %sum\n",
+        );
+    }
+
+    #[test]
+    fn an_accumulator_is_zeroed_after_its_last_reader() {
+        check(
+            "  backward:
+  %sum = add %s, %x : f32[8] @ [_]
+  update:
+  %zero = zeros_like %s : f32[8] @ [_]
+  %next = add %p, %s : f32[8] @ [_]
+  store %s = %sum in backward
+  store %s = %zero in update
+  store %p = %next in update
+",
+            "  s0: %s = add %s, %x\n  update:\n  s0: %p = add %p, %s\n  s0: %s = zeros_like %s\n",
+        );
+    }
+
+    #[test]
+    fn states_can_trade_places() {
+        check(
+            "  backward:
+  store %s = %t in backward
+  store %t = %s in backward
+",
+            "  s0: %t.before_backward = copy %t
+  s0: %s.before_backward = copy %s
+  s0: %s = copy %t.before_backward
+  s0: %t = copy %s.before_backward
+",
+        );
+    }
+
+    #[test]
+    fn a_dying_temporary_gives_its_buffer() {
+        check(
+            "  forward:
+  %a = add %x, %x : f32[8] @ [_]
+  %b = add %a, %x : f32[8] @ [_]
+  %c = mul %x, %b : f32[8] @ [_]
+  update:
+  %next = add %p, %c : f32[8] @ [_]
+  store %p = %next in update
+",
+            "  s0: %a = add %x, %x
+  s0: %a = add %a, %x
+  s0: %c = mul %x, %a
+  update:
+  s0: %p = add %p, %c
+",
+        );
     }
 }

@@ -7,11 +7,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cranelift_entity::{EntityRef, SecondaryMap};
 use ir::Phase;
 use ir::plan::{
     ALIGN, Arena, Buffer, Clock, Clocks, Instruction, Plan, PlanSection, Stream, covers, join,
 };
-use cranelift_entity::{EntityRef, SecondaryMap};
 use smallvec::{SmallVec, smallvec};
 
 use crate::{Pass, PassError};
@@ -86,7 +86,9 @@ fn pack(
                 }
                 continue;
             }
-            Instruction::Compute { .. } | Instruction::Collective { .. } | Instruction::Copy { .. } => {}
+            Instruction::Compute { .. }
+            | Instruction::Collective { .. }
+            | Instruction::Copy { .. } => {}
         }
         let mut touched: SmallVec<[Buffer; 8]> = SmallVec::new();
         for buffer in instruction.reads().into_iter().chain(instruction.writes()) {
@@ -150,7 +152,9 @@ impl Holes {
         }
         let last = self.holes.last_key_value();
         let offset = match last {
-            Some((&offset, hole)) if offset + hole.bytes == self.end && covers(now, &hole.after) => {
+            Some((&offset, hole))
+                if offset + hole.bytes == self.end && covers(now, &hole.after) =>
+            {
                 self.remove(offset);
                 offset
             }
