@@ -52,7 +52,9 @@ impl fmt::Display for Placement {
         match self {
             Placement::Replicate if f.alternate() => f.write_str("R"),
             Placement::Shard { dim } if f.alternate() => write!(f, "S({dim})"),
-            Placement::StridedShard { dim, split } if f.alternate() => write!(f, "SS({dim}, {split})"),
+            Placement::StridedShard { dim, split } if f.alternate() => {
+                write!(f, "SS({dim}, {split})")
+            }
             Placement::Partial(op) if f.alternate() => write!(f, "P({op})"),
             Placement::Replicate => f.write_str("Replicate"),
             Placement::Shard { dim } => write!(f, "Shard({dim})"),
