@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use ir::Phase;
 use ir::plan::{MemoryProfile, Plan, memory_profile};
-use ir::summary::Summary;
-use passes::{GRAPH_PASSES, PLAN_PASSES, PassManager};
+use ir::summary::{CollectiveTotal, Summary};
+use passes::{Dump, GRAPH_PASSES};
 use serde_json::json;
 
 use crate::input::{self, File, Input, ModelArgs};
-use crate::inspect::mesh_text;
 use crate::lint::{self, Finding, Lint};
 use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::{Align, Table, bytes, elided, plural, short, wrapped};
+use crate::words::{describe, mesh_text, user_axes};
 
 /// Compiles a model for a mesh.
 ///
@@ -74,6 +74,9 @@ impl Emit {
     }
 }
 
+/// What `codegen::compile` does after the passes over graphs.
+const PLAN_PASSES: [&str; 3] = ["lower", "schedule-overlap", "plan-memory"];
+
 /// A compiled model and what is to be said about it.
 struct Compiled {
     plan: Plan,
@@ -97,24 +100,30 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let (graph, elaborate) = match file.input(&args.model)? {
         Input::Graph(graph, elaborate) => (graph, elaborate),
         Input::Plan(_) => {
-            let message = format!("`{}` is a plan, which is compiled already", args.input.display());
+            let message =
+                format!("`{}` is a plan, which is compiled already", args.input.display());
             return Err(Failure::new("PL0609", message).help("run it, or inspect it"));
         }
     };
     let emit_after = args.emit.and_then(Emit::last_pass);
-    let mut manager = PassManager::default();
-    manager.dump_after.extend(args.dump_ir_after.iter().cloned());
-    manager.dump_after.extend(emit_after.map(str::to_string));
-    let result = codegen::compile(graph, &mut manager);
+    let mut options = codegen::Options::default();
+    options.dump_after.extend(args.dump_ir_after.iter().cloned());
+    options.dump_after.extend(emit_after.map(str::to_string));
+    let result = codegen::compile(graph, &options);
     let total = start.elapsed();
-    dump(args, &manager)?;
-    let plan = result.map_err(|it| file.pass_failure(&it))?;
+    let dumps = match &result {
+        Ok(compiled) => &compiled.dumps,
+        Err(error) => &error.dumps,
+    };
+    dump(args, dumps)?;
+    let codegen::Compiled { plan, times, dumps } =
+        result.map_err(|it| file.pass_failure(&it.error))?;
 
     let findings = lint::findings(&plan);
-    let times = Times { elaborate, passes: manager.times, total };
+    let times = Times { elaborate, passes: times, total };
     if let Some(emit) = args.emit {
         let text = match emit_after {
-            Some(pass) => manager.dumps.iter().rev().find(|it| it.pass == pass),
+            Some(pass) => dumps.iter().rev().find(|it| it.pass == pass),
             None => None,
         };
         let text = match (text, emit) {
@@ -135,7 +144,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     deny(&args.deny, &findings)?;
     let output = args.output.clone().unwrap_or_else(|| default_output(&args.input));
     input::write(&output, &ir::text::print_plan(&plan))?;
-    let (summary, memory) = (Summary::of(&plan), memory_profile(&plan));
+    let (summary, memory) = (in_users_words(&plan), memory_profile(&plan));
     let compiled = Compiled { plan, summary, memory, findings, times };
     match ui.format {
         Format::Json => print_json(&compiled.json(&output)),
@@ -147,6 +156,25 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     }
 }
 
+/// The summary with the axes of the user's mesh, and one line for each kind of collective.
+fn in_users_words(plan: &Plan) -> Summary {
+    let mut res = Summary::of(plan);
+    res.amax_groups.iter_mut().for_each(|it| it.axes = user_axes(&plan.mesh, &it.axes, ", "));
+    for it in std::mem::take(&mut res.collectives) {
+        let axes = user_axes(&plan.mesh, &it.axes, ", ");
+        // Reductions of different operators are of one kind here.
+        match res.collectives.iter_mut().find(|other| other.axes == axes && other.kind == it.kind) {
+            Some(other) => {
+                other.count += it.count;
+                other.bytes += it.bytes;
+                other.wire_bytes += it.wire_bytes;
+            }
+            None => res.collectives.push(CollectiveTotal { axes, ..it }),
+        }
+    }
+    res
+}
+
 /// `models/a.ron` -> `a.plan`.
 fn default_output(input: &Path) -> PathBuf {
     Path::new(input.file_stem().unwrap_or_default()).with_extension("plan")
@@ -154,7 +182,7 @@ fn default_output(input: &Path) -> PathBuf {
 
 fn pass_names() -> Vec<&'static str> {
     let graph = GRAPH_PASSES.iter().map(|it| it.name());
-    graph.chain(PLAN_PASSES.iter().map(|it| it.name())).collect()
+    graph.chain(PLAN_PASSES).collect()
 }
 
 fn check_passes(wanted: &[String]) -> Outcome {
@@ -167,7 +195,7 @@ fn check_passes(wanted: &[String]) -> Outcome {
 }
 
 /// Prints what was asked for with `--dump-ir-after`, also after an error.
-fn dump(args: &Args, manager: &PassManager) -> Outcome {
+fn dump(args: &Args, dumps: &[Dump]) -> Outcome {
     let asked = |pass: &str| args.dump_ir_after.iter().any(|it| it == pass || it == "all");
     if let Some(folder) = &args.dump_dir {
         std::fs::create_dir_all(folder).map_err(|it| {
@@ -175,7 +203,7 @@ fn dump(args: &Args, manager: &PassManager) -> Outcome {
             Failure::new("PL0601", format!("cannot make `{}`: {why}", folder.display()))
         })?;
     }
-    for (i, dump) in manager.dumps.iter().filter(|it| asked(it.pass)).enumerate() {
+    for (i, dump) in dumps.iter().filter(|it| asked(it.pass)).enumerate() {
         match &args.dump_dir {
             Some(folder) => {
                 let name = format!("{:02}-{}.ir", i + 1, dump.pass);
@@ -205,10 +233,9 @@ impl Times {
         vec![
             ("elaborate", self.elaborate),
             ("passes", of(&graph)),
-            ("lower", of(&|it| it == "lower")),
-            ("schedule", of(&|it| it == "schedule-overlap")),
-            ("memory", of(&|it| it == "plan-memory")),
-            ("verify", of(&|it| it == "verify")),
+            ("lower", of(&|it| it == PLAN_PASSES[0])),
+            ("schedule", of(&|it| it == PLAN_PASSES[1])),
+            ("memory", of(&|it| it == PLAN_PASSES[2])),
         ]
     }
 
@@ -232,15 +259,22 @@ impl Compiled {
         let Compiled { plan, summary, memory, findings, times } = self;
         let title = format!("{} on {}", plan.name, mesh_text(&plan.mesh));
         let mut res = format!("{title} -> {}\n\n", output.display());
-        let mut line = |label: &str, text: &str| {
-            for (i, part) in wrapped(text, 64).iter().enumerate() {
-                let label = if i == 0 { label } else { "" };
-                res.push_str(&format!("{label:<13}{part}\n"));
-            }
-        };
-        line("parameters", &format!("{} in {}", short(summary.parameters), plural(plan.params.len() as u64, "tensor")));
-        line("computes", &format!("{}FLOP a step and rank", short_unit(summary.flops)));
-        line(
+        labelled(
+            &mut res,
+            "parameters",
+            &format!(
+                "{} in {}",
+                short(summary.parameters),
+                plural(plan.params.len() as u64, "tensor")
+            ),
+        );
+        labelled(
+            &mut res,
+            "computes",
+            &format!("{}FLOP a step and rank", short_unit(summary.flops)),
+        );
+        labelled(
+            &mut res,
             "memory",
             &format!(
                 "{} a rank: {} kept, {} temporary at the peak",
@@ -252,7 +286,11 @@ impl Compiled {
         if let Some((section, index)) = memory.peak {
             let n = plan.section(section).len();
             let what = describe(plan, section, index);
-            line("peak", &format!("{} {} of {n}, {what}, with", section.name(), index + 1));
+            labelled(
+                &mut res,
+                "peak",
+                &format!("{} {} of {n}, {what}, with", section.name(), index + 1),
+            );
             let mut table = Table::new(15, &[Align::Right, Align::Left]);
             for (buffer, size) in memory.largest.iter().take(4) {
                 table.row([bytes(*size), elided(&plan.buffers[*buffer].name, 50)]);
@@ -268,21 +306,15 @@ impl Compiled {
                 axes => format!("{} over {axes}", plural(it.weights, "weight")),
             })
             .collect();
-        let mut line = |label: &str, text: &str| {
-            for (i, part) in wrapped(text, 64).iter().enumerate() {
-                let label = if i == 0 { label } else { "" };
-                res.push_str(&format!("{label:<13}{part}\n"));
-            }
-        };
-        line("amax groups", &groups.join("; "));
+        labelled(&mut res, "amax groups", &groups.join("; "));
         let parts: Vec<String> = times
             .parts()
             .iter()
             .map(|(name, time)| format!("{name} {:.1}", time.as_secs_f64() * 1e3))
             .collect();
-        line("compiled in", &format!("{} ({})", ms(times.total), parts.join(", ")));
+        labelled(&mut res, "compiled in", &format!("{} ({})", ms(times.total), parts.join(", ")));
         for finding in findings {
-            line("note", &finding.text());
+            labelled(&mut res, "note", &finding.text());
         }
         if time_passes {
             res.push('\n');
@@ -298,7 +330,12 @@ impl Compiled {
             &[Align::Left, Align::Left, Align::Left, Align::Right, Align::Right, Align::Right],
         );
         table.row([
-            cell("collectives"), cell("over"), cell("kind"), cell("calls"), cell("bytes"), cell("sent"),
+            cell("collectives"),
+            cell("over"),
+            cell("kind"),
+            cell("calls"),
+            cell("bytes"),
+            cell("sent"),
         ]);
         for it in &self.summary.collectives {
             table.row([
@@ -367,25 +404,16 @@ impl Compiled {
     }
 }
 
+/// A label in its column, then text that is broken into lines.
+fn labelled(res: &mut String, label: &str, text: &str) {
+    for (i, part) in wrapped(text, 64).iter().enumerate() {
+        let label = if i == 0 { label } else { "" };
+        res.push_str(&format!("{label:<13}{part}\n"));
+    }
+}
+
 /// `1.2 G`, with the space that a unit needs after it.
 fn short_unit(n: u64) -> String {
     let text = short(n);
     if text.ends_with(|it: char| it.is_ascii_digit()) { format!("{text} ") } else { text }
-}
-
-/// `` `matmul` making `h` ``.
-pub fn describe(plan: &Plan, section: ir::plan::PlanSection, index: usize) -> String {
-    use ir::plan::Instruction;
-    let Some(instruction) = plan.section(section).get(index) else { return String::new() };
-    let what = match instruction {
-        Instruction::Compute { op, .. } => op.name(),
-        Instruction::Collective { kind, .. } => kind.name(),
-        Instruction::Copy { .. } => "copy",
-        Instruction::Record { .. } => "record",
-        Instruction::Wait { .. } => "wait",
-    };
-    match instruction.writes().first() {
-        Some(&buffer) => format!("`{what}` making `{}`", plan.buffers[buffer].name),
-        None => format!("`{what}`"),
-    }
 }

@@ -7,7 +7,7 @@ use ir::Graph;
 use ir::model::{At, MeshSpec, ModelError};
 use ir::plan::Plan;
 use ir::text::{ParseError, Program};
-use passes::{PassError, PassManager};
+use passes::PassError;
 
 use crate::report::{Failure, Outcome};
 
@@ -79,6 +79,13 @@ impl File<'_> {
         };
         self.check_mesh(mesh, args.mesh.as_deref())?;
         Ok(match program {
+            Program::Graph(graph) if graph.phase != ir::Phase::Logical => {
+                let message =
+                    format!("`{}` is past the phase that compiling starts at", self.path.display());
+                return Err(
+                    Failure::new("PL0609", message).help("use what `--emit logical` prints")
+                );
+            }
             Program::Graph(graph) => Input::Graph(graph, Duration::ZERO),
             Program::Plan(plan) => Input::Plan(plan),
         })
@@ -86,8 +93,8 @@ impl File<'_> {
 
     fn is_program(&self) -> bool {
         let name = self.path.extension().and_then(|it| it.to_str()).unwrap_or_default();
-        let lines = self.text.lines().map(str::trim_start);
-        let first = lines.filter(|it| !it.is_empty() && !it.starts_with(';')).next();
+        let mut lines = self.text.lines().map(str::trim_start);
+        let first = lines.find(|it| !it.is_empty() && !it.starts_with(';'));
         let starts = first.is_some_and(|it| it.starts_with("graph ") || it.starts_with("plan "));
         starts || matches!(name, "plan" | "ir")
     }
@@ -166,21 +173,30 @@ impl File<'_> {
 }
 
 /// Splits `path=value`.
-fn overrides(args: &[String]) -> Outcome<Vec<(String, String)>> {
-    let split = |it: &String| match it.split_once('=') {
-        Some((path, value)) => Ok((path.trim().to_string(), value.trim().to_string())),
-        None => Err(Failure::new("PL0609", format!("`--set {it}` has no `=`"))
-            .help("write `--set path=value`, as in `--set precision.compute=bf16`")),
-    };
-    args.iter().map(split).collect()
+fn overrides(args: &[String]) -> Outcome<Vec<(&str, &str)>> {
+    args.iter().map(|it| split(it)).collect()
 }
 
-/// What the system says, without its error number.
+fn split(arg: &str) -> Outcome<(&str, &str)> {
+    match arg.split_once('=') {
+        Some((path, value)) => Ok((path.trim(), value.trim())),
+        None => Err(Failure::new("PL0609", format!("`--set {arg}` has no `=`"))
+            .help("write `--set path=value`, as in `--set precision.compute=bf16`")),
+    }
+}
+
+/// What the system says: `no such file or directory`.
 pub fn reason(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    let text = text.split(" (os error").next().unwrap_or_default();
+    let text = without_errno(&error.to_string());
     let mut chars = text.chars();
     chars.next().map(|it| it.to_lowercase().chain(chars).collect()).unwrap_or_default()
+}
+
+/// Leaves out ` (os error 2)`, which tells a user nothing more.
+pub fn without_errno(text: &str) -> String {
+    let Some((before, rest)) = text.split_once(" (os error ") else { return text.to_string() };
+    let after = rest.split_once(')').map_or("", |it| it.1);
+    format!("{before}{after}")
 }
 
 /// Writes a file that was asked for.
@@ -195,7 +211,9 @@ pub fn plan(path: &Path, args: &ModelArgs) -> Outcome<Plan> {
     let file = File::read(path)?;
     match file.input(args)? {
         Input::Plan(plan) => Ok(plan),
-        Input::Graph(graph, _) => codegen::compile(graph, &mut PassManager::default())
-            .map_err(|it| file.pass_failure(&it)),
+        Input::Graph(graph, _) => match codegen::compile(graph, &codegen::Options::default()) {
+            Ok(compiled) => Ok(compiled.plan),
+            Err(it) => Err(file.pass_failure(&it.error)),
+        },
     }
 }

@@ -527,6 +527,16 @@ pub(crate) fn scalar(inputs: &[&TensorType], operand: usize) -> Result<(), TypeE
     ndim(inputs, operand, 0, "no dims: it is one number")
 }
 
+/// Checks that two operands have one shape and element type.
+pub(crate) fn same_type(inputs: &[&TensorType], operand: usize) -> Result<(), TypeError> {
+    same_shape(inputs[0], inputs[operand])?;
+    let found = inputs[operand].dtype;
+    match found == inputs[0].dtype {
+        true => Ok(()),
+        false => Err(TypeError::DType { operand, found, expected: "that of operand 0" }),
+    }
+}
+
 /// Checks that `operand` has the shape of the leading dimensions of `of`.
 pub(crate) fn per_row(of: &TensorType, operand: &TensorType) -> Result<(), TypeError> {
     same_size("numbers of rows' dims", of.ndim() as u64 - 1, operand.ndim() as u64)?;

@@ -108,7 +108,10 @@ impl Batches {
             };
             let index =
                 *known.entry((op.kind, op.axes.0, data.section, reason)).or_insert_with(|| {
-                    res.batches.push(Batch { early: leaf, ..Batch::default() });
+                    res.batches.push(Batch {
+                        early: matches!(reason, Reason::Gather { .. }),
+                        ..Batch::default()
+                    });
                     (res.batches.len() - 1) as u32
                 });
             let batch = &mut res.batches[index as usize];

@@ -12,7 +12,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use cranelift_entity::SecondaryMap;
-use ir::graph::{Def, NewNode, ValueData};
+use ir::graph::{Def, NewNode, Store, ValueData};
 use ir::ops::{Assignment, Factors, Linear, Reshard};
 use ir::placement::{self, AxisSet, CommCost, ReduceOp, Sharding};
 use ir::{Builder, Graph, Node, Op, Phase, TensorType, Value};
@@ -46,12 +46,7 @@ impl Pass<Graph> for PropagateShardings {
 
     fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
         for store in graph.stores.clone() {
-            if let (Some(to), None) =
-                (graph.values[store.state].sharding.clone(), &graph.values[store.value].sharding)
-            {
-                graph.values[store.value].sharding = Some(to);
-                graph.values[store.value].pinned = true;
-            }
+            pin_stored(graph, store);
         }
         for (_, value) in graph.results.clone() {
             let ndim = graph.ty(value).ndim();
@@ -81,6 +76,16 @@ impl Pass<Graph> for PropagateShardings {
         }
         graph.phase = Phase::Sharded;
         Ok(())
+    }
+}
+
+/// What is stored to a state lives where the state does.
+fn pin_stored(graph: &mut Graph, store: Store) {
+    if let (Some(to), None) =
+        (graph.values[store.state].sharding.clone(), &graph.values[store.value].sharding)
+    {
+        graph.values[store.value].sharding = Some(to);
+        graph.values[store.value].pinned = true;
     }
 }
 
@@ -176,10 +181,14 @@ impl Walk<'_> {
     /// A state without a sharding (an accumulator) is laid out like the value that it follows.
     fn follow(&mut self, node: Node) {
         let graph = &mut *self.builder.graph;
-        for &input in &graph.nodes[node].inputs {
+        for input in graph.nodes[node].inputs.clone() {
             let data = &graph.values[input];
             if let (None, Some(like)) = (&data.sharding, data.like) {
                 graph.values[input].sharding = graph.values[like].sharding.clone();
+                let stores = graph.stores.iter().filter(|it| it.state == input);
+                for store in stores.copied().collect::<SmallVec<[Store; 2]>>() {
+                    pin_stored(graph, store);
+                }
             }
         }
     }

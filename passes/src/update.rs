@@ -38,17 +38,22 @@ impl Pass<Graph> for Update {
 }
 
 fn emit(builder: &mut Builder<'_>, loss_sum: Value, count: Value) -> Result<(), BuildError> {
-    let loss_sum = accumulate(builder, loss_sum)?;
-    let count = accumulate(builder, count)?;
+    builder.section = Section::Backward;
+    let mut sums = Vec::new();
+    let loss_sum = accumulate(builder, loss_sum, &mut sums)?;
+    let count = accumulate(builder, count, &mut sums)?;
     let trained: Vec<usize> = (0..builder.graph.params.len())
         .filter(|&it| builder.graph.params[it].grad.is_some())
         .collect();
     for &index in &trained {
         builder.scope = builder.graph.params[index].scope;
-        let grad = gradient(builder, index)?;
-        builder.graph.params[index].grad = grad;
+        gradient(builder, index, &mut sums)?;
     }
     builder.section = Section::Update;
+    for &index in &trained {
+        builder.scope = builder.graph.params[index].scope;
+        store_gradient(builder, index)?;
+    }
     builder.scope = builder.graph.scopes.keys().next().expect("a graph has a root scope");
     let loss = builder.op("loss", Div {}, &[loss_sum, count])?;
     let scalar = TensorType::scalar(DType::F32);
@@ -59,7 +64,7 @@ fn emit(builder: &mut Builder<'_>, loss_sum: Value, count: Value) -> Result<(), 
     });
     builder.graph.results = vec![("loss".to_string(), loss)];
     if trained.is_empty() {
-        return Ok(());
+        return clear(builder, &sums);
     }
     let mut squares = Vec::new();
     for &index in &trained {
@@ -76,11 +81,16 @@ fn emit(builder: &mut Builder<'_>, loss_sum: Value, count: Value) -> Result<(), 
         builder.scope = builder.graph.params[index].scope;
         step(builder, index, [scaled[0], inputs[0], inputs[1]])?;
     }
-    Ok(())
+    clear(builder, &sums)
 }
 
-/// The value that `Update` reads for `value` of a micro-batch: itself, or the sum over all of them.
-fn accumulate(builder: &mut Builder<'_>, value: Value) -> Result<Value, BuildError> {
+/// The value that `Update` reads for `value` of a micro-batch: itself, or the sum over all of them, a
+/// state that is added to `sums`.
+fn accumulate(
+    builder: &mut Builder<'_>,
+    value: Value,
+    sums: &mut Vec<Value>,
+) -> Result<Value, BuildError> {
     if builder.graph.micro_batches == 1 {
         return Ok(value);
     }
@@ -88,40 +98,54 @@ fn accumulate(builder: &mut Builder<'_>, value: Value) -> Result<Value, BuildErr
     let ty = builder.graph.ty(value).clone();
     let state = builder.leaf(&name, ty, Def::State);
     builder.graph.values[state].like = Some(value);
-    builder.section = Section::Backward;
     let sum = builder.op(&format!("{name}.next"), Add {}, &[state, value])?;
     builder.graph.stores.push(Store { state, value: sum, section: Section::Backward });
-    builder.section = Section::Update;
-    let zeros = builder.op(&format!("{name}.zero"), ZerosLike {}, &[state])?;
-    builder.graph.stores.push(Store { state, value: zeros, section: Section::Update });
+    sums.push(state);
     Ok(state)
 }
 
-/// The gradient of a parameter over all micro-batches, f32, laid out like the master weight.
-fn gradient(builder: &mut Builder<'_>, index: usize) -> Result<Option<Value>, BuildError> {
+/// Lets every accumulator start the next step at zero.
+fn clear(builder: &mut Builder<'_>, sums: &[Value]) -> Result<(), BuildError> {
+    for &state in sums {
+        let name = format!("{}.zero", builder.graph.values[state].name);
+        let value = builder.op(&name, ZerosLike {}, &[state])?;
+        builder.graph.stores.push(Store { state, value, section: Section::Update });
+    }
+    Ok(())
+}
+
+/// Makes a parameter's gradient f32 and sums it over micro-batches.
+fn gradient(
+    builder: &mut Builder<'_>,
+    index: usize,
+    sums: &mut Vec<Value>,
+) -> Result<(), BuildError> {
     let param = builder.graph.params[index].clone();
-    let Some(mut grad) = param.grad else { return Ok(None) };
-    let name = format!("{}.grad", builder.graph.values[param.value].name);
-    builder.section = Section::Backward;
+    let Some(mut grad) = param.grad else { return Ok(()) };
+    let name = format!("{}.grad.f32", builder.graph.values[param.value].name);
     reduce_replicas_last(builder.graph, grad);
     if builder.graph.ty(grad).dtype != DType::F32 {
-        let like = builder.graph.values[grad].clone();
-        grad = builder.op(&format!("{name}.f32"), Cast { to: DType::F32 }, &[grad])?;
-        if let (true, Some(sharding)) = (like.pinned, like.sharding) {
+        let narrow = builder.graph.values[grad].clone();
+        grad = builder.op(&name, Cast { to: DType::F32 }, &[grad])?;
+        if let (true, Some(sharding)) = (narrow.pinned, narrow.sharding) {
             builder.pin(grad, sharding);
         }
     }
-    grad = accumulate(builder, grad)?;
-    builder.section = Section::Update;
-    let storage = builder.graph.values[param.value].sharding.clone();
-    if builder.graph.micro_batches == 1 {
-        return Ok(Some(grad));
-    }
-    grad = builder.op(&name, Reshard::default(), &[grad])?;
-    if let Some(storage) = storage {
+    builder.graph.params[index].grad = Some(accumulate(builder, grad, sums)?);
+    Ok(())
+}
+
+/// Reduces what of a gradient was left to the end of the step, and lays it out like the master weight.
+fn store_gradient(builder: &mut Builder<'_>, index: usize) -> Result<(), BuildError> {
+    let param = builder.graph.params[index].clone();
+    let (1.., Some(grad)) = (builder.graph.micro_batches - 1, param.grad) else { return Ok(()) };
+    let name = format!("{}.grad", builder.graph.values[param.value].name);
+    let grad = builder.op(&name, Reshard::default(), &[grad])?;
+    if let Some(storage) = builder.graph.values[param.value].sharding.clone() {
         builder.pin(grad, storage);
     }
-    Ok(Some(grad))
+    builder.graph.params[index].grad = Some(grad);
+    Ok(())
 }
 
 /// Leaves a gradient that is accumulated a sum over data-parallel axes on which the parameter is

@@ -37,7 +37,7 @@ impl OpDef for Concat {
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
         let (before, after) = (letters(0..self.dim), letters(self.dim + 1..results[0].ndim()));
         // Each operand has its own size along the dimension, hence its own factor.
-        let own: Vec<char> = ('\u{e000}'..).take(inputs.len()).collect();
+        let own: Vec<char> = ('α'..).take(inputs.len()).collect();
         let operands: Vec<String> = own.iter().map(|it| format!("{before}{it}{after}")).collect();
         let text = format!("{} -> {before}T{after}", operands.join(","));
         let whole: String = own.iter().chain(&['T']).collect();

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 
 use crate::ops::{
     ActivationKind, Factors, GluGrad, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample,
-    TypeError, Types, View, ViewMut, arity, floats, same_shape,
+    TypeError, Types, View, ViewMut, arity, floats, same_type,
 };
 use crate::types::TensorType;
 
@@ -50,7 +50,7 @@ impl OpDef for Glu {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 2)?;
         floats(inputs, 0)?;
-        same_shape(inputs[0], inputs[1])?;
+        same_type(inputs, 1)?;
         Ok(smallvec![inputs[0].clone()])
     }
 

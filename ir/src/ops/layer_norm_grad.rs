@@ -76,10 +76,6 @@ impl OpDef for LayerNormGrad {
         }
     }
 
-    fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(0, 0)]
-    }
-
     fn samples() -> Vec<Sample> {
         let op = LayerNormGrad::default();
         let centered = LayerNormGrad { zero_centered: true, ..op.clone() };

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample, TypeError, Types, View,
+    Cast, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample, TypeError, Types, View,
     ViewMut, arity, is_default, leading, same_size,
 };
 use crate::types::{DType, TensorType};
@@ -87,15 +87,24 @@ impl OpDef for Matmul {
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        assert!(!self.transpose_a, "`{}`: wgrad is not differentiated again", cx.name());
-        let (x, w, dy) = (cx.inputs[0], cx.inputs[1], cx.grad(0));
+        let (x, w, mut dy) = (cx.inputs[0], cx.inputs[1], cx.grad(0));
+        // A GEMM has operands of one type, also where its result is wider.
+        let to = cx.ty(x).dtype;
+        if cx.ty(dy).dtype != to {
+            let name = format!("{}.grad", cx.name());
+            dy = cx.builder.op(&name, Cast { to }, &[dy])?;
+        }
         let mut res: Grads = smallvec![None, None];
         if cx.wanted[0] {
-            let dgrad = Matmul { transpose_b: !self.transpose_b, ..Matmul::default() };
-            res[0] = cx.op(0, dgrad, &[dy, w])?;
+            // Of `x^T w`: `w dy^T`.
+            let transpose_b = self.transpose_a || !self.transpose_b;
+            let dgrad = Matmul { transpose_b, ..Matmul::default() };
+            let operands = if self.transpose_a { [w, dy] } else { [dy, w] };
+            res[0] = cx.op(0, dgrad, &operands)?;
         }
         if cx.wanted[1] {
-            let wgrad = Matmul { transpose_a: true, ..Matmul::default() };
+            // Of `x^T w`: `x dy`.
+            let wgrad = Matmul { transpose_a: !self.transpose_a, ..Matmul::default() };
             let operands = if self.transpose_b { [dy, x] } else { [x, dy] };
             res[1] = cx.op(1, wgrad, &operands)?;
         }

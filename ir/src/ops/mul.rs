@@ -5,18 +5,18 @@ use smallvec::smallvec;
 
 use crate::ops::{
     Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample, TypeError, Types, View,
-    ViewMut, arity, same_shape,
+    ViewMut, arity, same_type,
 };
 use crate::types::TensorType;
 
-/// See the [module docs](self). The result has the first operand's element type.
+/// See the [module docs](self).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Mul {}
 
 impl OpDef for Mul {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 2)?;
-        same_shape(inputs[0], inputs[1])?;
+        same_type(inputs, 1)?;
         Ok(smallvec![inputs[0].clone()])
     }
 

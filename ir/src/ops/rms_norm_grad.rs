@@ -65,10 +65,6 @@ impl OpDef for RmsNormGrad {
         }
     }
 
-    fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(0, 0)]
-    }
-
     fn samples() -> Vec<Sample> {
         let op = RmsNormGrad::default();
         let centered = RmsNormGrad { zero_centered: true, ..op.clone() };

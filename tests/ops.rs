@@ -1,0 +1,800 @@
+//! The tests that every op gets, from its samples; then known values, and reports about ops.
+
+use std::collections::BTreeMap;
+
+use ir::ops::{
+    Activation, ActivationKind, Adam, AdamW, Assignment, Attention, AttentionGrad, BiasAdd, CeLoss,
+    CeMax, CeStats, ClipScale, Conflict, Dropout, Embedding, GradError, LayerNorm, Llama3Scaling,
+    Matmul, Number, Op, OpKind, RmsNorm, Rope, Sample, SampleInput, Sgd, SplitDim, Tensor, Values,
+};
+use ir::placement::{Mesh, ReduceOp, Sharding};
+use ir::random::stream_key;
+use ir::{Builder, DType, TensorType, Value};
+use tests::eval::{Env, apply, backward, empty_graph, eval, leaf, random, tensor};
+use tests::spmd::{Case, over};
+
+/// Step of central differences.
+const STEP: f64 = 1e-5;
+
+/// By how much a central difference may miss, relative to numbers of order one. The formula is off
+/// by `STEP^2 / 6` times a third derivative (of order one hundred at most), 2e-9; and a sum `f` of
+/// order ten is off by 10 * 2^-53, so that the quotient is off by 10 * 2^-53 / STEP = 1e-10.
+const DIFFERENCE_TOLERANCE: f64 = 1e-8;
+
+/// By how much a reference in f32 may differ from that in f64, relative to numbers of order one:
+/// sums of up to fifty products, each with an error of 2^-24, and an exponential of the sum.
+const F32_TOLERANCE: f64 = 1e-5;
+
+/// By how much a known value, printed with 16 digits, may differ.
+const KNOWN_TOLERANCE: f64 = 1e-14;
+
+fn samples() -> impl Iterator<Item = Sample> {
+    OpKind::ALL.iter().flat_map(|it| it.samples())
+}
+
+fn operands(sample: &Sample) -> Vec<Tensor<f64>> {
+    sample.inputs.iter().enumerate().map(|(i, it)| random(it, i as u64)).collect()
+}
+
+fn types(sample: &Sample) -> Vec<TensorType> {
+    sample.inputs.iter().map(|it| it.ty.clone()).collect()
+}
+
+/// Results of an op that only its gradient reads; they have no gradient themselves.
+fn by_products(kind: OpKind) -> &'static [usize] {
+    match kind {
+        OpKind::Attention | OpKind::CeLoss | OpKind::RmsNorm => &[1],
+        OpKind::LayerNorm => &[1, 2],
+        _ => &[],
+    }
+}
+
+/// Operands that an op treats as constants: the maximum of the logits, on which the loss does not
+/// depend.
+fn constants(kind: OpKind) -> &'static [usize] {
+    match kind {
+        OpKind::CeMax | OpKind::CeLoss => &[0],
+        OpKind::CeStats => &[2],
+        _ => &[],
+    }
+}
+
+fn is_differentiable(kind: OpKind) -> bool {
+    let last = [
+        OpKind::Adam,
+        OpKind::AdamW,
+        OpKind::ClipScale,
+        OpKind::Collective,
+        OpKind::Fill,
+        OpKind::Sgd,
+        OpKind::SumLeading,
+        OpKind::SumSquares,
+        OpKind::ZerosLike,
+    ];
+    !kind.name().ends_with("_grad") && !last.contains(&kind)
+}
+
+#[test]
+fn every_op_has_samples() {
+    for &kind in OpKind::ALL {
+        let settled = kind == OpKind::Collective;
+        assert!(settled || !kind.samples().is_empty(), "{} has no samples", kind.name());
+    }
+}
+
+#[test]
+fn text_round_trips() {
+    for sample in samples() {
+        let text = sample.op.to_text();
+        assert_eq!(Op::from_text(&text), Ok(sample.op), "{text}");
+    }
+}
+
+#[test]
+fn references_write_every_element() {
+    for sample in samples() {
+        let types = types(&sample);
+        let types: Vec<&TensorType> = types.iter().collect();
+        let infer = sample.op.infer(&types).expect("samples are well-typed");
+        let results = apply(&sample.op, &operands(&sample), &types);
+        assert_eq!(results.len(), infer.len(), "{}", sample.op.to_text());
+        for result in results {
+            assert!(result.data.iter().all(|it| it.is_finite()), "{}", sample.op.to_text());
+        }
+    }
+}
+
+#[test]
+fn references_in_f32_agree_with_f64() {
+    for sample in samples() {
+        let types = types(&sample);
+        let types: Vec<&TensorType> = types.iter().collect();
+        let wide = apply(&sample.op, &operands(&sample), &types);
+        let narrow: Vec<Tensor<f32>> =
+            sample.inputs.iter().enumerate().map(|(i, it)| random(it, i as u64)).collect();
+        let narrow = apply(&sample.op, &narrow, &types);
+        for (a, b) in narrow.iter().zip(&wide).flat_map(|(a, b)| a.data.iter().zip(&b.data)) {
+            let off = (f64::from(*a) - b).abs() / b.abs().max(1.0);
+            assert!(off < F32_TOLERANCE, "{}: {a}, not {b}", sample.op.to_text());
+        }
+    }
+}
+
+#[test]
+fn results_in_place_are_as_large_as_their_operand() {
+    for sample in samples() {
+        let types = types(&sample);
+        let types: Vec<&TensorType> = types.iter().collect();
+        let results = sample.op.infer(&types).expect("samples are well-typed");
+        for &(result, operand) in sample.op.in_place() {
+            assert_eq!(results[result].bytes(), types[operand].bytes(), "{}", sample.op.to_text());
+        }
+    }
+}
+
+/// The gradients of all operands in the sum of `weights * result`, and those weights.
+struct Gradients {
+    grads: Vec<Option<Value>>,
+    env: Env<f64>,
+}
+
+/// Differentiates one op by its `grad`, for the results that have a gradient.
+fn gradients(sample: &Sample, weights: &[Option<Tensor<f64>>]) -> Result<Gradients, GradError> {
+    let mut graph = empty_graph();
+    let mut env = Env::new();
+    let mut inputs = Vec::new();
+    for (input, operand) in sample.inputs.iter().zip(operands(sample)) {
+        let value = leaf(&mut graph, &input.ty);
+        env.insert(value, operand);
+        inputs.push(value);
+    }
+    let names: Vec<String> = (0..weights.len()).map(|it| format!("r{it}")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let results = Builder::new(&mut graph)
+        .ops(&names, sample.op.clone(), &inputs)
+        .expect("samples are well-typed");
+    let mut seeds = Vec::new();
+    for (&result, weight) in results.iter().zip(weights) {
+        let Some(weight) = weight else { continue };
+        let ty = graph.ty(result).clone();
+        let seed = leaf(&mut graph, &ty);
+        env.insert(seed, weight.clone());
+        seeds.push((result, seed));
+    }
+    let grads = backward(&mut graph, &seeds, &inputs)?;
+    for (&input, grad) in inputs.iter().zip(&grads) {
+        if let Some(grad) = *grad {
+            assert_eq!(graph.ty(grad), graph.ty(input), "gradient in {}", sample.op.to_text());
+        }
+    }
+    Ok(Gradients { grads, env: eval(&graph, env) })
+}
+
+/// Random weights of the results that have a gradient.
+fn weights(sample: &Sample, kind: OpKind) -> Vec<Option<Tensor<f64>>> {
+    let types = types(sample);
+    let results = sample.op.infer(&types.iter().collect::<Vec<_>>()).expect("samples are typed");
+    let weight = |(i, ty): (usize, &TensorType)| {
+        let input = SampleInput { ty: ty.clone(), values: Values::Random };
+        let wanted = ty.dtype.is_float() && !by_products(kind).contains(&i);
+        wanted.then(|| random(&input, 100 + i as u64))
+    };
+    results.iter().enumerate().map(weight).collect()
+}
+
+#[test]
+fn gradients_agree_with_finite_differences() {
+    for &kind in OpKind::ALL {
+        for sample in kind.samples().iter().filter(|_| is_differentiable(kind)) {
+            let weights = weights(sample, kind);
+            let Gradients { grads, env } = gradients(sample, &weights).expect("differentiable");
+            let types = types(sample);
+            let types: Vec<&TensorType> = types.iter().collect();
+            let mut operands = operands(sample);
+            for i in 0..operands.len() {
+                let constant = !types[i].dtype.is_float() || constants(kind).contains(&i);
+                assert_eq!(grads[i].is_none(), constant, "{} operand {i}", sample.op.to_text());
+                let Some(grad) = grads[i] else { continue };
+                for at in 0..operands[i].data.len() {
+                    let mut value = |step: f64| {
+                        let old = operands[i].data[at];
+                        operands[i].data[at] = old + step;
+                        let results = apply(&sample.op, &operands, &types);
+                        operands[i].data[at] = old;
+                        weighted_sum(&results, &weights)
+                    };
+                    let slope = (value(STEP) - value(-STEP)) / (2.0 * STEP);
+                    let expect = if is_frozen(&sample.op, types[i], at) { 0.0 } else { slope };
+                    let found = env[&grad].data[at];
+                    let off = (found - expect).abs() / expect.abs().max(1.0);
+                    let text = sample.op.to_text();
+                    assert!(
+                        off < DIFFERENCE_TOLERANCE,
+                        "{text} operand {i} [{at}]: {found}, not {expect}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Whether an element is part of a row that an embedding does not train.
+fn is_frozen(op: &Op, operand: &TensorType, at: usize) -> bool {
+    let Op::Embedding(Embedding { padding_idx: Some(row) }) = op else { return false };
+    at / operand.shape[1] as usize == *row as usize
+}
+
+fn weighted_sum(results: &[Tensor<f64>], weights: &[Option<Tensor<f64>>]) -> f64 {
+    let pairs = results.iter().zip(weights);
+    pairs
+        .filter_map(|(result, weight)| Some(result.data.iter().zip(&weight.as_ref()?.data)))
+        .map(|products| products.map(|(a, b)| a * b).sum::<f64>())
+        .sum()
+}
+
+/// In mixed precision, a gradient has the type of what it is the gradient of.
+#[test]
+fn gradients_in_bf16_have_the_type_of_their_operand() {
+    for &kind in OpKind::ALL {
+        for mut sample in kind.samples().into_iter().filter(|_| is_differentiable(kind)) {
+            for input in &mut sample.inputs {
+                if input.ty.dtype == DType::F32 {
+                    input.ty.dtype = DType::Bf16;
+                }
+            }
+            gradients(&sample, &weights(&sample, kind)).expect("differentiable");
+        }
+    }
+    let wide = Matmul { transpose_b: true, out: Some(DType::F32), ..Matmul::default() };
+    let mut sample = Sample::floats(wide, &[&[2, 4], &[3, 4]]);
+    sample.inputs.iter_mut().for_each(|it| it.ty.dtype = DType::Bf16);
+    gradients(&sample, &weights(&sample, OpKind::Matmul)).expect("differentiable");
+}
+
+#[test]
+fn by_products_and_last_ops_refuse_a_gradient() {
+    for &kind in OpKind::ALL {
+        for sample in kind.samples() {
+            let mut weights = weights(&sample, kind);
+            if is_differentiable(kind) && by_products(kind).is_empty() {
+                continue;
+            }
+            for &index in by_products(kind) {
+                let types = types(&sample);
+                let types: Vec<&TensorType> = types.iter().collect();
+                weights[index] = Some(apply(&sample.op, &operands(&sample), &types)[index].clone());
+            }
+            let refused =
+                matches!(gradients(&sample, &weights), Err(GradError::NotDifferentiable { .. }));
+            assert!(refused, "{}", sample.op.to_text());
+        }
+    }
+}
+
+fn meshes() -> [Mesh; 3] {
+    [Mesh::new(&[("a", 2)]), Mesh::new(&[("a", 2), ("b", 2)]), Mesh::new(&[("a", 3)])]
+}
+
+#[test]
+fn every_legal_sharding_computes_the_global_result() {
+    let mut n_checked = 0;
+    for &kind in OpKind::ALL {
+        let mut n_of_op = 0;
+        for sample in kind.samples() {
+            let case = Case::new(sample.op.clone(), types(&sample), operands(&sample));
+            for mesh in meshes() {
+                for assignment in case.assignments(&mesh) {
+                    case.check(&assignment, &mesh);
+                    n_of_op += usize::from(!assignment.axes().is_empty());
+                }
+            }
+        }
+        let scalars = [OpKind::ClipScale, OpKind::Collective].contains(&kind);
+        assert!(n_of_op > 0 || scalars, "{} was never sharded", kind.name());
+        n_checked += n_of_op;
+    }
+    assert!(n_checked > 1000, "only {n_checked} shardings were legal");
+}
+
+/// Five, six, seven or eight rows over four ranks: full, short and empty pieces.
+#[test]
+fn vocabulary_may_be_cut_unevenly() {
+    let mesh = Mesh::new(&[("tp", 4)]);
+    for kind in [
+        OpKind::CeMax,
+        OpKind::CeStats,
+        OpKind::CeStatsGrad,
+        OpKind::Embedding,
+        OpKind::EmbeddingGrad,
+    ] {
+        for sample in kind.samples() {
+            let case = Case::new(sample.op.clone(), types(&sample), operands(&sample));
+            let v = case.factors.factors.iter().position(|it| it.name == 'v').expect("a factor v");
+            let mut assignment = case.factors.nothing();
+            assignment.layouts[v] = over(0);
+            assert_eq!(case.factors.check(&assignment, &mesh), Ok(()), "{}", kind.name());
+            case.check(&assignment, &mesh);
+        }
+    }
+}
+
+/// The assignment that shards one factor over axis 0.
+fn shard(case: &Case, factor: char) -> Assignment {
+    let mut res = case.factors.nothing();
+    let at = case.factors.factors.iter().position(|it| it.name == factor).expect("a factor");
+    res.layouts[at] = over(0);
+    res
+}
+
+#[test]
+fn sharding_query_groups_makes_gradients_of_keys_and_values_partial() {
+    let mesh = Mesh::new(&[("tp", 2)]);
+    for sample in OpKind::AttentionGrad.samples() {
+        let case = Case::new(sample.op.clone(), types(&sample), operands(&sample));
+        let sum = Some((ReduceOp::Sum, mesh.all()));
+        let run = case.run(&shard(&case, 'h'), &mesh);
+        assert_eq!([0, 1, 2].map(|it| run.results[it].partial), [None, None, None]);
+        let groups = shard(&case, 'g');
+        if case.factors.check(&groups, &mesh).is_ok() {
+            let run = case.run(&groups, &mesh);
+            assert_eq!([0, 1, 2].map(|it| run.results[it].partial), [None, sum, sum]);
+            case.check(&groups, &mesh);
+        }
+    }
+}
+
+/// More ranks than key-value heads, the case that slicing keys and values by rank gets wrong.
+#[test]
+fn attention_with_replicated_key_value_heads_is_global() {
+    let mesh = Mesh::new(&[("kv", 2), ("rep", 2)]);
+    let (q, kv, lse): (&[u64], &[u64], &[u64]) = (&[2, 4, 16], &[2, 4, 4], &[2, 4, 8]);
+    let forward = Attention { head_dim: 2, causal: true, scale: None };
+    let grad = AttentionGrad { head_dim: 2, causal: true, scale: None };
+    let samples =
+        [Sample::floats(forward, &[q, kv, kv]), Sample::floats(grad, &[q, kv, kv, q, lse, q])];
+    for sample in samples {
+        let case = Case::new(sample.op.clone(), types(&sample), operands(&sample));
+        let mut assignment = case.factors.nothing();
+        for (at, factor) in case.factors.factors.iter().enumerate() {
+            match factor.name {
+                'h' => assignment.layouts[at] = over(0),
+                'g' => assignment.layouts[at] = over(1),
+                _ => (),
+            }
+        }
+        let q = case.factors.input(0, &assignment, &mesh).expect("even");
+        assert_eq!(q.display(&mesh).to_string(), "[_, _, kv.rep]");
+        case.check(&assignment, &mesh);
+    }
+}
+
+#[test]
+fn split_and_merge_move_digits_between_dims() {
+    let mesh = Mesh::new(&[("tp", 2)]);
+    let sample = Sample::floats(SplitDim { dim: 1, inner: 4 }, &[&[3, 8]]);
+    let case = Case::new(sample.op.clone(), types(&sample), operands(&sample));
+    let input = Sharding::parse("[_, x2.tp]", &mesh).expect("a sharding");
+    let assignment = case.factors.assign(&[&input], &mesh).expect("aligned");
+    let result = case.factors.result(0, &assignment, &mesh).expect("even");
+    assert_eq!(result.display(&mesh).to_string(), "[_, _, tp]");
+    case.check(&assignment, &mesh);
+}
+
+#[track_caller]
+fn check_values(found: &[f64], expect: &[f64]) {
+    assert_eq!(found.len(), expect.len());
+    for (i, (a, b)) in found.iter().zip(expect).enumerate() {
+        assert!((a - b).abs() <= KNOWN_TOLERANCE * b.abs().max(1.0), "element {i}: {a}, not {b}");
+    }
+}
+
+/// Runs an op on f32 tensors of these shapes and elements.
+fn known(op: impl Into<Op>, operands: &[(&[usize], &[f64])]) -> Vec<Tensor<f64>> {
+    let types: Vec<TensorType> = operands
+        .iter()
+        .map(|(shape, _)| {
+            TensorType::new(DType::F32, &shape.iter().map(|&it| it as u64).collect::<Vec<_>>())
+        })
+        .collect();
+    let operands: Vec<Tensor<f64>> =
+        operands.iter().map(|(shape, data)| tensor(shape, data)).collect();
+    apply(&op.into(), &operands, &types.iter().collect::<Vec<_>>())
+}
+
+/// Computed with Python's `math.erf`, `math.tanh` and `math.exp`.
+#[test]
+fn activations_at_known_points() {
+    let x = [-3.0, -0.5, 0.0, 1.0, 2.5];
+    let check = |kind, expect: [f64; 5]| {
+        check_values(&known(Activation { kind }, &[(&[5], &x)])[0].data, &expect);
+    };
+    check(
+        ActivationKind::Gelu,
+        [-0.00404969409489031, -0.15426876936299344, 0.0, 0.8413447460685429, 2.4844758366855597],
+    );
+    check(
+        ActivationKind::GeluTanh,
+        [-0.0036373920817729943, -0.15428599017485606, 0.0, 0.8411919906082768, 2.484915733910001],
+    );
+    check(
+        ActivationKind::Silu,
+        [-0.14227761953270035, -0.1887703343990727, 0.0, 0.7310585786300049, 2.3103545499468914],
+    );
+    check(ActivationKind::Relu, [0.0, 0.0, 0.0, 1.0, 2.5]);
+    check(ActivationKind::Srelu, [0.0, 0.0, 0.0, 1.0, 6.25]);
+}
+
+/// By hand from `n = x / sqrt(7.5 + eps)` and `(x - 2.5) / sqrt(1.25 + eps)`, in Python.
+#[test]
+fn norms_of_a_known_row() {
+    let row: (&[usize], &[f64]) = (&[1, 4], &[1.0, 2.0, 3.0, 4.0]);
+    let w: (&[usize], &[f64]) = (&[4], &[1.0, 2.0, 3.0, 4.0]);
+    let rms = RmsNorm { eps: 1e-5.into(), zero_centered: false };
+    let res = known(rms.clone(), &[row, w]);
+    check_values(&res[1].data, &[0.3651481282381064]);
+    let y = [0.3651481282381064, 1.4605925129524255, 3.2863331541429575, 5.842370051809702];
+    check_values(&res[0].data, &y);
+    let centered = RmsNorm { zero_centered: true, ..rms };
+    let res = known(centered, &[row, (&[4], &[0.0, 1.0, 2.0, 3.0])]);
+    check_values(&res[0].data, &y);
+    let layer = LayerNorm { eps: 1e-5.into(), zero_centered: false };
+    let res = known(layer, &[row, w, (&[4], &[0.1, 0.2, 0.3, 0.4])]);
+    check_values(&res[1].data, &[2.5]);
+    check_values(&res[2].data, &[0.894423613312618]);
+    check_values(
+        &res[0].data,
+        &[-1.2416354199689268, -0.694423613312618, 1.641635419968927, 5.766541679875708],
+    );
+}
+
+/// Position 3 of a head of four with angles 3 and 0.3, by `math.cos` and `math.sin` in Python.
+#[test]
+fn rope_in_both_conventions() {
+    let rope = Rope {
+        head_dim: 4,
+        theta: 100.0.into(),
+        interleaved: false,
+        scaling: None,
+        inverse: false,
+    };
+    let mut x = vec![0.0; 16];
+    x[12..].copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
+    let x: (&[usize], &[f64]) = (&[1, 4, 4], &x);
+    check_values(
+        &known(rope.clone(), &[x])[0].data[12..],
+        &[-1.413352520780047, 0.7285921516058536, -2.828857481741469, 4.412386369825104],
+    );
+    let interleaved = Rope { interleaved: true, ..rope };
+    check_values(
+        &known(interleaved, &[x])[0].data[12..],
+        &[-1.27223251272018, -1.8388649851410237, 1.6839286407314598, 4.707906576486443],
+    );
+}
+
+/// Llama 3.1's settings; Hugging Face's `_compute_llama3_parameters`, written out in Python.
+#[test]
+fn rope_scaling_is_that_of_llama_3() {
+    let scaling = Llama3Scaling {
+        factor: 8.0.into(),
+        low_freq_factor: 1.0.into(),
+        high_freq_factor: 4.0.into(),
+        original_max_position_embeddings: 8192,
+    };
+    let rope = Rope {
+        head_dim: 128,
+        theta: 500000.0.into(),
+        interleaved: false,
+        scaling: Some(scaling),
+        inverse: false,
+    };
+    let expect = [
+        (0, 1.0),
+        (10, 0.12868737343265052),
+        (28, 0.0032114459947525913),
+        (30, 0.0013718935677611381),
+        (32, 0.0005248461609929547),
+        (34, 0.00017850781276799638),
+        (36, 7.78465527393245e-05),
+        (40, 3.428102195952591e-05),
+        (63, 3.068925988914511e-07),
+    ];
+    for (i, frequency) in expect {
+        let off = (rope.frequency(i) / frequency - 1.0).abs();
+        assert!(off < KNOWN_TOLERANCE, "pair {i}: {}, not {frequency}", rope.frequency(i));
+    }
+}
+
+/// Uniform keys give the mean of the values seen so far, and the logarithm of their number.
+#[test]
+fn causal_attention_over_equal_keys_is_a_running_mean() {
+    let op = Attention { head_dim: 1, causal: true, scale: None };
+    let zeros: (&[usize], &[f64]) = (&[1, 3, 1], &[0.0; 3]);
+    let res = known(op, &[zeros, zeros, (&[1, 3, 1], &[3.0, 5.0, 10.0])]);
+    check_values(&res[0].data, &[3.0, 4.0, 6.0]);
+    check_values(&res[1].data, &[0.0, 2f64.ln(), 3f64.ln()]);
+}
+
+/// Loss, count and gradient of the logits, all parts of the cross entropy together.
+fn cross_entropy(logits: &Tensor<f64>, labels: &[f64], smoothing: f64) -> (f64, f64, Vec<f64>) {
+    let mut graph = empty_graph();
+    let shape: Vec<u64> = logits.shape.iter().map(|&it| it as u64).collect();
+    let rows = &shape[..shape.len() - 1];
+    let x = leaf(&mut graph, &TensorType::new(DType::F32, &shape));
+    let y = leaf(&mut graph, &TensorType::new(DType::I32, rows));
+    let seed = leaf(&mut graph, &TensorType::scalar(DType::F32));
+    let mut builder = Builder::new(&mut graph);
+    let m = builder.op("m", CeMax {}, &[x]).expect("typed");
+    let stats = CeStats { label_smoothing: smoothing.into() };
+    let stats = builder.ops(&["sumexp", "target"], stats, &[x, y, m]).expect("typed");
+    let loss = CeLoss { ignore_index: -100 };
+    let loss = builder.ops(&["loss", "count"], loss, &[m, stats[0], stats[1], y]).expect("typed");
+    let grads = backward(&mut graph, &[(loss[0], seed)], &[x]).expect("differentiable");
+    let labels = tensor(&logits.shape[..logits.shape.len() - 1], labels);
+    let leaves = [(x, logits.clone()), (y, labels), (seed, tensor(&[], &[1.0]))];
+    let env = eval(&graph, BTreeMap::from(leaves));
+    let grad = env[&grads[0].expect("logits have a gradient")].data.clone();
+    (env[&loss[0]].data[0], env[&loss[1]].data[0], grad)
+}
+
+/// `-(1 - eps) log p[label] - eps / V sum(log p)`, as `torch.nn.functional.cross_entropy` defines
+/// it, and its gradient `p - (1 - eps) [label] - eps / V`; computed in Python.
+#[test]
+fn cross_entropy_with_ignored_label_and_smoothing() {
+    let logits = tensor(&[3, 4], &[1.0, 2.0, 0.5, -1.0, 0.0, 0.3, -0.2, 2.0, 3.0, 1.0, 1.0, 0.0]);
+    let labels = [1.0, -100.0, 3.0];
+    let (loss, count, grad) = cross_entropy(&logits, &labels, 0.0);
+    check_values(&[loss, count], &[3.773160267661414, 2.0]);
+    let first =
+        [0.22420781804820114, -0.3905399624011229, 0.13598891579350553, 0.030343228559416225];
+    let last = [0.7573132023431748, 0.10249119673793974, 0.10249119673793974, -0.9622955958190543];
+    check_values(&grad, &[first, [0.0; 4], last].concat());
+    let (loss, count, grad) = cross_entropy(&logits, &labels, 0.1);
+    check_values(&[loss, count], &[3.785660267661415, 2.0]);
+    let first =
+        [0.19920781804820115, -0.3155399624011229, 0.11098891579350553, 0.005343228559416224];
+    let last = [0.7323132023431748, 0.07749119673793975, 0.07749119673793975, -0.8872955958190544];
+    check_values(&grad, &[first, [0.0; 4], last].concat());
+}
+
+/// The parts drop the gradient of the maximum; the whole is right because it cancels.
+#[test]
+fn gradient_of_cross_entropy_agrees_with_finite_differences() {
+    let input = SampleInput { ty: TensorType::new(DType::F32, &[4, 5]), values: Values::Random };
+    let mut logits: Tensor<f64> = random(&input, 3);
+    let labels = [0.0, 4.0, -100.0, 2.0];
+    for smoothing in [0.0, 0.1] {
+        let (_, _, grad) = cross_entropy(&logits, &labels, smoothing);
+        for (at, &grad) in grad.iter().enumerate() {
+            let mut loss = |step| {
+                let old = logits.data[at];
+                logits.data[at] += step;
+                let (loss, _, _) = cross_entropy(&logits, &labels, smoothing);
+                logits.data[at] = old;
+                loss
+            };
+            let expect = (loss(STEP) - loss(-STEP)) / (2.0 * STEP);
+            assert!((grad - expect).abs() < DIFFERENCE_TOLERANCE, "[{at}]: {grad}, not {expect}");
+        }
+    }
+}
+
+/// C25: a label outside the vocabulary that is not the ignored one is refused by the runtime, where
+/// a batch is read. Should one get here, loss and gradient agree: the loss has no target, hence is
+/// `ln(sum(exp(logits)))`, and its gradient is the softmax, not zero for one and not the other.
+#[test]
+fn label_out_of_range_has_the_gradient_of_its_loss() {
+    let logits = tensor(&[2, 3], &[0.5, -1.0, 2.0, 0.0, 0.0, 0.0]);
+    for label in [3.0, -1.0, 1e6] {
+        let (loss, count, grad) = cross_entropy(&logits, &[label, 0.0], 0.0);
+        let exps = [0.5f64, -1.0, 2.0].map(f64::exp);
+        let sum: f64 = exps.iter().sum();
+        check_values(&[loss, count], &[sum.ln() + 3f64.ln(), 2.0]);
+        check_values(&grad[..3], &exps.map(|it| it / sum));
+    }
+}
+
+/// C25: whatever the label, every mesh has the same loss and gradient.
+#[test]
+fn label_out_of_range_is_the_same_on_any_mesh() {
+    let mesh = Mesh::new(&[("tp", 2)]);
+    for kind in [OpKind::CeStats, OpKind::CeStatsGrad] {
+        for sample in kind.samples() {
+            let mut operands = operands(&sample);
+            operands[1].data[0] = 1000.0;
+            operands[1].data[1] = -1.0;
+            let case = Case::new(sample.op.clone(), types(&sample), operands);
+            case.check(&shard(&case, 'v'), &mesh);
+        }
+    }
+}
+
+/// C27: `padding_idx` is a global index. With ten rows over two ranks, rank 1 holds row 7 as its
+/// row 2; row 2 of rank 0 must keep its gradient.
+#[test]
+fn padding_row_is_found_by_its_global_index() {
+    let mesh = Mesh::new(&[("tp", 2)]);
+    let ids = [7.0, 2.0, 9.0, 7.0, 2.0, 4.0];
+    let sample = Sample::floats(Embedding { padding_idx: Some(7) }, &[&[6], &[10, 2]])
+        .fill(0, Values::Ids(10));
+    let dy: Vec<f64> = (0..12).map(|it| f64::from(it) + 1.0).collect();
+    let op = ir::ops::EmbeddingGrad { vocab: 10, padding_idx: Some(7), out: None };
+    let dy_ty = TensorType::new(DType::F32, &[6, 2]);
+    let inputs = vec![sample.inputs[0].ty.clone(), dy_ty];
+    let case = Case::new(op, inputs, vec![tensor(&[6], &ids), tensor(&[6, 2], &dy)]);
+    let mut expect = vec![0.0; 20];
+    expect[4..6].copy_from_slice(&[3.0 + 9.0, 4.0 + 10.0]);
+    expect[8..10].copy_from_slice(&[11.0, 12.0]);
+    expect[18..20].copy_from_slice(&[5.0, 6.0]);
+    assert_eq!(case.expect[0].data, expect);
+    case.check(&shard(&case, 'v'), &mesh);
+    let mut operands = operands(&sample);
+    operands[0] = tensor(&[6], &ids);
+    let forward = Case::new(sample.op.clone(), types(&sample), operands);
+    forward.check(&shard(&forward, 'v'), &mesh);
+}
+
+/// C28: the bias of a row-parallel layer is added once, not once per rank: `bias_add` takes a sum
+/// over ranks only together with a bias that is a sum over the same ranks.
+#[test]
+fn bias_is_added_once_to_a_partial_sum() {
+    let mesh = Mesh::new(&[("tp", 2)]);
+    let inputs = vec![TensorType::new(DType::F32, &[2, 3]), TensorType::new(DType::F32, &[3])];
+    let x = tensor(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let bias = tensor(&[3], &[100.0, 200.0, 300.0]);
+    let case = Case::new(BiasAdd {}, inputs, vec![x, bias]);
+    assert_eq!(case.expect[0].data, [101.0, 202.0, 303.0, 104.0, 205.0, 306.0]);
+    let parse = |text| Sharding::parse(text, &mesh).expect("a sharding");
+    let partial = parse("[_, _] sum(tp)");
+    assert_eq!(
+        case.factors.assign(&[&partial, &parse("[_]")], &mesh),
+        Err(Conflict::Partial { operand: 1 })
+    );
+    let both = case.factors.assign(&[&partial, &parse("[_] sum(tp)")], &mesh).expect("linear");
+    assert_eq!(case.factors.result(0, &both, &mesh), Some(partial));
+    case.check(&both, &mesh);
+}
+
+/// C28: under sequence parallelism each rank sums its own rows, so the gradient of the bias is a
+/// partial sum, which no pass can forget to reduce.
+#[test]
+fn gradient_of_bias_is_partial_over_sharded_rows() {
+    let mesh = Mesh::new(&[("tp", 2)]);
+    let sample = &OpKind::SumLeading.samples()[0];
+    let case = Case::new(sample.op.clone(), types(sample), operands(sample));
+    let rows = Sharding::parse("[_, tp, _]", &mesh).expect("a sharding");
+    let assignment = case.factors.assign(&[&rows], &mesh).expect("legal");
+    let result = case.factors.result(0, &assignment, &mesh).expect("even");
+    assert_eq!(result.display(&mesh).to_string(), "[_] sum(tp)");
+    case.check(&assignment, &mesh);
+}
+
+/// C57: the mask depends on the seed, the key and the global index, and on nothing else.
+#[test]
+fn dropout_mask_is_the_same_on_any_mesh() {
+    let op = Dropout { rate: 0.5.into(), key: stream_key("model.layers.0.dropout") };
+    let inputs = vec![TensorType::new(DType::F32, &[8, 16, 12]), TensorType::scalar(DType::I32)];
+    let ones = tensor(&[8, 16, 12], &vec![1.0; 8 * 16 * 12]);
+    let case = Case::new(op.clone(), inputs.clone(), vec![ones.clone(), tensor(&[], &[5.0])]);
+    for mesh in [Mesh::new(&[("a", 8)]), Mesh::new(&[("a", 2), ("b", 4)]), Mesh::new(&[("a", 5)])] {
+        for assignment in case.assignments(&mesh) {
+            case.check(&assignment, &mesh);
+        }
+    }
+    let types: Vec<&TensorType> = inputs.iter().collect();
+    let mask = |op: &Dropout, seed: f64| {
+        apply(&op.clone().into(), &[ones.clone(), tensor(&[], &[seed])], &types)[0].data.clone()
+    };
+    assert_ne!(mask(&op, 5.0), mask(&op, 6.0));
+    assert_ne!(mask(&op, 5.0), mask(&Dropout { key: 1, ..op.clone() }, 5.0));
+    let kept = mask(&op, 5.0).iter().filter(|&&it| it == 2.0).count();
+    // 1536 fair coins: five standard deviations are 98.
+    assert!(kept.abs_diff(768) < 98, "{kept} of 1536 stay");
+}
+
+/// Gradients of one parameter in two steps.
+const STEPS: [f64; 2] = [0.5, -0.25];
+
+/// Two steps on a parameter that starts at 1 with learning rate 0.1, by the formulas of
+/// `torch/optim/adamw.py` and `adam.py` (single tensor) in Python.
+#[test]
+fn two_steps_of_adam_and_adamw() {
+    let run = |op: Op, expect: [[f64; 3]; 2]| {
+        let mut state = vec![1.0, 0.0, 0.0];
+        for (t, (grad, expect)) in STEPS.iter().zip(expect).enumerate() {
+            // Gradients of a loss summed over four tokens.
+            let scalars = [4.0 * grad, 0.25, 0.1, t as f64 + 1.0];
+            let operands: Vec<f64> = state.iter().copied().chain(scalars).collect();
+            let operands: Vec<(&[usize], &[f64])> = operands
+                .iter()
+                .enumerate()
+                .map(|(i, it)| {
+                    let shape: &[usize] = if i < 4 { &[1] } else { &[] };
+                    (shape, std::slice::from_ref(it))
+                })
+                .collect();
+            state = known(op.clone(), &operands).iter().map(|it| it.data[0]).collect();
+            check_values(&state, &expect);
+        }
+    };
+    let (beta1, beta2) = (Number(0.9), Number(0.999));
+    let (eps, weight_decay) = (Number(1e-8), Number(0.01));
+    run(
+        AdamW { beta1, beta2, eps, weight_decay }.into(),
+        [
+            [0.899000002, 0.04999999999999999, 0.0002500000000000002],
+            [0.8714672987058463, 0.019999999999999997, 0.0003122500000000003],
+        ],
+    );
+    run(
+        Adam { beta1, beta2, eps, weight_decay }.into(),
+        [
+            [0.9000000019607843, 0.05099999999999999, 0.00026010000000000025],
+            [0.8712293476231743, 0.02180000000196078, 0.0003179208999905493],
+        ],
+    );
+}
+
+/// As above, by the formulas of `torch/optim/sgd.py`: the buffer starts as the first gradient.
+#[test]
+fn two_steps_of_sgd_with_momentum() {
+    let op = Sgd { momentum: 0.9.into(), weight_decay: 0.01.into() };
+    let mut state = [1.0, 0.0];
+    for (t, expect) in [[0.949, 0.51], [0.927151, 0.21849]].iter().enumerate() {
+        let step = t as f64 + 1.0;
+        let res = known(
+            op.clone(),
+            &[
+                (&[1], &state[..1]),
+                (&[1], &state[1..]),
+                (&[1], &[4.0 * STEPS[t]]),
+                (&[], &[0.25]),
+                (&[], &[0.1]),
+                (&[], &[step]),
+            ],
+        );
+        state = [res[0].data[0], res[1].data[0]];
+        check_values(&state, expect);
+    }
+}
+
+#[test]
+fn gradients_are_clipped_to_the_norm_of_the_mean() {
+    let clip = |max_norm: Option<f64>, sumsq: f64, count: f64| {
+        let op = ClipScale { max_norm: max_norm.map(Number) };
+        let res = known(op, &[(&[], &[sumsq]), (&[], &[count])]);
+        [res[0].data[0], res[1].data[0]]
+    };
+    // The norm 40 of a sum over 4 tokens is 10 for their mean.
+    check_values(&clip(None, 1600.0, 4.0), &[0.25, 10.0]);
+    check_values(&clip(Some(20.0), 1600.0, 4.0), &[0.25, 10.0]);
+    check_values(&clip(Some(5.0), 1600.0, 4.0), &[0.25 * 5.0 / (10.0 + 1e-6), 10.0]);
+    // Nothing to learn from, nothing divided by zero.
+    check_values(&clip(Some(1.0), 0.0, 0.0), &[1.0, 0.0]);
+    assert!(clip(Some(1.0), f64::NAN, 4.0)[0].is_nan());
+}
+
+/// The axes to reduce over are those that the gradient is spread over, and no replica's.
+#[test]
+fn norm_of_a_sharded_gradient_is_partial_over_its_shards() {
+    let mesh = Mesh::new(&[("replica", 2), ("shard", 2)]);
+    let sample = &OpKind::SumSquares.samples()[0];
+    let case = Case::new(sample.op.clone(), types(sample), operands(sample));
+    let grad = Sharding::parse("[shard, _]", &mesh).expect("a sharding");
+    let assignment = case.factors.assign(&[&grad], &mesh).expect("legal");
+    let result = case.factors.result(0, &assignment, &mesh).expect("even");
+    assert_eq!(result.display(&mesh).to_string(), "[] sum(shard)");
+    case.check(&assignment, &mesh);
+}
+
+#[test]
+fn attention_counts_half_if_causal_and_five_halves_backward() {
+    let (q, kv): (&[u64], &[u64]) = (&[2, 4, 12], &[2, 4, 6]);
+    let full = Attention { head_dim: 3, causal: false, scale: None };
+    let causal = Attention { causal: true, ..full.clone() };
+    let backward = AttentionGrad { head_dim: 3, causal: false, scale: None };
+    // Two GEMMs of 2 s t d for each of the 2 sequences and 4 query heads.
+    let gemms = 2 * (2 * 4 * 4 * 3) * 2 * 4;
+    assert_eq!(Op::from(full).flops(&[q, kv, kv], &[q]), gemms);
+    assert_eq!(Op::from(causal).flops(&[q, kv, kv], &[q]), gemms / 2);
+    assert_eq!(Op::from(backward).flops(&[q, kv, kv], &[q, kv, kv]), gemms * 5 / 2);
+}

@@ -1,0 +1,144 @@
+//! Runs graphs and ops on global tensors, with the references of the ops.
+
+use std::collections::BTreeMap;
+
+use ir::graph::{Def, Graph};
+use ir::ops::{
+    Add, BoundAt, GradCx, GradError, LocalBound, LocalCx, Op, Real, SampleInput, Tensor, Values,
+};
+use ir::placement::Mesh;
+use ir::random::Stream;
+use ir::{Builder, Section, TensorType, Value};
+use smallvec::SmallVec;
+
+/// The tensors of some values of a graph.
+pub type Env<T> = BTreeMap<Value, Tensor<T>>;
+
+/// A graph on a mesh of one rank.
+pub fn empty_graph() -> Graph {
+    Graph::new("test", Mesh::new(&[]))
+}
+
+/// Random content of an operand; other numbers for other seeds.
+pub fn random<T: Real>(input: &SampleInput, seed: u64) -> Tensor<T> {
+    let stream = Stream { seed, key: 0 };
+    let value = |i: u64| match input.values {
+        Values::Random => 2.0 * stream.uniform(i) - 1.0,
+        Values::Positive => 0.5 + stream.uniform(i),
+        Values::Ids(n) => f64::from(stream.word(i) % n),
+    };
+    let data = (0..input.ty.n_elements()).map(|it| T::from_f64(value(it))).collect();
+    Tensor { shape: local(&input.ty.shape), data }
+}
+
+/// A tensor of these elements.
+pub fn tensor(shape: &[usize], data: &[f64]) -> Tensor<f64> {
+    assert_eq!(shape.iter().product::<usize>(), data.len(), "elements for {shape:?}");
+    Tensor { shape: SmallVec::from_slice(shape), data: data.to_vec() }
+}
+
+/// The op's reference on global operands. Results start as no numbers, so that what the op does
+/// not write shows.
+pub fn apply<T: Real>(op: &Op, inputs: &[Tensor<T>], types: &[&TensorType]) -> Vec<Tensor<T>> {
+    let results = op.infer(types).unwrap_or_else(|it| panic!("{}: {it}", op.to_text()));
+    let bounds: Vec<LocalBound> = op
+        .bounds(types)
+        .iter()
+        .map(|at| {
+            let size = match *at {
+                BoundAt::Input(operand, dim) => types[operand].shape[dim],
+                BoundAt::Result(result, dim) => results[result].shape[dim],
+            };
+            LocalBound { start: 0, extent: size, size }
+        })
+        .collect();
+    let shapes: Vec<_> = results.iter().map(|it| local(&it.shape)).collect();
+    run(op, inputs, &shapes, &bounds)
+}
+
+/// The op's reference on operands of one rank, with results of these shapes.
+pub fn run<T: Real>(
+    op: &Op,
+    inputs: &[Tensor<T>],
+    shapes: &[SmallVec<[usize; 4]>],
+    bounds: &[LocalBound],
+) -> Vec<Tensor<T>> {
+    let mut res: Vec<Tensor<T>> = shapes
+        .iter()
+        .map(|shape| Tensor { shape: shape.clone(), data: vec![T::nan(); shape.iter().product()] })
+        .collect();
+    let views: Vec<_> = inputs.iter().map(Tensor::view).collect();
+    let mut results: Vec<_> = res.iter_mut().map(Tensor::view_mut).collect();
+    op.reference(&views, &mut results, &LocalCx { bounds });
+    res
+}
+
+/// Adds to `env`, which has the graph's leaves, what its nodes make of them.
+pub fn eval<T: Real>(graph: &Graph, mut env: Env<T>) -> Env<T> {
+    for &node in &graph.order {
+        let data = &graph.nodes[node];
+        let inputs: Vec<Tensor<T>> = data.inputs.iter().map(|it| env[it].clone()).collect();
+        let types: Vec<&TensorType> = data.inputs.iter().map(|&it| graph.ty(it)).collect();
+        env.extend(data.results.iter().copied().zip(apply(&data.op, &inputs, &types)));
+    }
+    env
+}
+
+/// Appends the backward pass of the nodes so far. `seeds` are results with their gradients; what
+/// comes back are the gradients of the values `of`.
+pub fn backward(
+    graph: &mut Graph,
+    seeds: &[(Value, Value)],
+    of: &[Value],
+) -> Result<Vec<Option<Value>>, GradError> {
+    let mut parts: BTreeMap<Value, Vec<Value>> = BTreeMap::new();
+    for &(value, grad) in seeds {
+        parts.entry(value).or_default().push(grad);
+    }
+    let forward = graph.order.clone();
+    let mut builder = Builder::new(graph);
+    builder.section = Section::Backward;
+    for &node in forward.iter().rev() {
+        let data = builder.graph.nodes[node].clone();
+        let grads: SmallVec<[Option<Value>; 2]> = data
+            .results
+            .iter()
+            .map(|it| parts.get(it).map(|grads| sum(&mut builder, grads)))
+            .collect();
+        if grads.iter().all(Option::is_none) {
+            continue;
+        }
+        let floats = data.inputs.iter().map(|&it| builder.graph.ty(it).dtype.is_float());
+        let mut cx = GradCx {
+            wanted: floats.collect(),
+            node,
+            inputs: SmallVec::from_slice(&data.inputs),
+            results: data.results.clone(),
+            grads,
+            builder: &mut builder,
+        };
+        for (&input, grad) in data.inputs.iter().zip(data.op.grad(&mut cx)?) {
+            if let Some(grad) = grad {
+                parts.entry(input).or_default().push(grad);
+            }
+        }
+    }
+    Ok(of.iter().map(|it| parts.get(it).map(|grads| sum(&mut builder, grads))).collect())
+}
+
+fn sum(builder: &mut Builder<'_>, grads: &[Value]) -> Value {
+    match grads {
+        [one] => *one,
+        many => builder.op("grad", Add {}, many).expect("gradients have one shape"),
+    }
+}
+
+/// Adds an input to a graph.
+pub fn leaf(graph: &mut Graph, ty: &TensorType) -> Value {
+    Builder::new(graph).leaf("leaf", ty.clone(), Def::Input)
+}
+
+/// Sizes as the references take them.
+pub fn local(shape: &[u64]) -> SmallVec<[usize; 4]> {
+    shape.iter().map(|&it| it as usize).collect()
+}
