@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
-use ir::graph::{Def, NodeData, Store};
+use ir::graph::{Def, Store};
 use ir::placement::AxisSet;
 use ir::plan::{
     Buffer, BufferData, Comm, Instruction, Part, Plan, PlanParam, PlanSection, Role, Stream,
