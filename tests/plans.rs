@@ -156,8 +156,8 @@ fn plans_do_not_grow_with_the_mesh() {
     let source = example("llama3-405b");
     let size = |mesh: &str| print_plan(&compile(&source, mesh, &[("batch", "Global(2048)")])).len();
     let (small, large) = (size("2x8"), size("2048x8"));
-    // Numbers have more or fewer digits; that is all.
-    assert!(small.abs_diff(large) < small / 20, "{small} and {large} bytes");
+    // Numbers have more or fewer digits; that is all. Each buffer has an offset and a local shape.
+    assert!(small.abs_diff(large) < small / 8, "{small} and {large} bytes");
 }
 
 const EXAMPLES: [(&str, &str); 6] = [
