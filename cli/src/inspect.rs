@@ -287,7 +287,7 @@ impl TensorView {
             even: data.sharding.divides(&data.ty.shape, mesh),
             torch: torch.as_ref().ok().map(|it| it.iter().map(names).collect()),
             torch_short: torch
-                .map(|it| it.iter().map(short).collect::<Vec<_>>().join(", "))
+                .map(|it| it.iter().map(Placement::short).collect::<Vec<_>>().join(", "))
                 .map_err(|it| not_torch(&it)),
             planc: data.sharding.display(mesh).to_string(),
             copies_over: data
@@ -347,16 +347,6 @@ impl ShardView {
             [] => "the number".to_string(),
             dims => dims.iter().map(runs).collect::<Vec<String>>().join(" x "),
         }
-    }
-}
-
-/// DTensor's short forms: `S(0)`, `SS(0,4)`, `R`, `P(sum)`.
-fn short(placement: &Placement) -> String {
-    match placement {
-        Placement::Replicate => "R".to_string(),
-        Placement::Shard { dim } => format!("S({dim})"),
-        Placement::StridedShard { dim, split } => format!("SS({dim},{split})"),
-        Placement::Partial(op) => format!("P({op})"),
     }
 }
 

@@ -46,6 +46,18 @@ pub enum Placement {
     Partial(ReduceOp),
 }
 
+impl Placement {
+    /// DTensor's short forms: `S(0)`, `SS(0,4)`, `R`, `P(sum)`.
+    pub fn short(&self) -> String {
+        match self {
+            Placement::Replicate => "R".to_string(),
+            Placement::Shard { dim } => format!("S({dim})"),
+            Placement::StridedShard { dim, split } => format!("SS({dim},{split})"),
+            Placement::Partial(op) => format!("P({op})"),
+        }
+    }
+}
+
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
