@@ -89,7 +89,10 @@ fn check_f32(mesh: &str, set: &[(&str, &str)]) {
         let off = (f64::from(report.loss.unwrap()) - loss).abs() / loss;
         assert!(off <= LOSS, "{what}: loss of step {step} is off by {off:e}, relative");
         let off = (f64::from(report.grad_norm.unwrap()) - norm).abs() / norm;
-        assert!(off <= GRAD_NORM, "{what}: gradient norm of step {step} is off by {off:e}, relative");
+        assert!(
+            off <= GRAD_NORM,
+            "{what}: gradient norm of step {step} is off by {off:e}, relative"
+        );
         if step == 0 {
             check_gradients(&session, &what);
         }
@@ -127,7 +130,10 @@ fn check_bf16(mesh: &str, set: &[(&str, &str)]) {
         let batch = data.batch(step).unwrap();
         let report = session.step(&batch, plan.run.schedule.at(step), step + 1).unwrap();
         let off = (f64::from(report.loss.unwrap()) - loss).abs();
-        assert!(off <= LOSS_BF16, "mesh {mesh}, {set:?}: bf16 loss of step {step} is off by {off:e}");
+        assert!(
+            off <= LOSS_BF16,
+            "mesh {mesh}, {set:?}: bf16 loss of step {step} is off by {off:e}"
+        );
     }
 }
 

@@ -5,15 +5,15 @@ use std::time::{Duration, Instant};
 
 use ir::Phase;
 use ir::plan::{MemoryProfile, Plan, memory_profile};
-use ir::summary::Summary;
+use ir::summary::{CollectiveTotal, Summary};
 use passes::{Dump, GRAPH_PASSES};
 use serde_json::json;
 
 use crate::input::{self, File, Input, ModelArgs};
-use crate::inspect::mesh_text;
 use crate::lint::{self, Finding, Lint};
 use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::{Align, Table, bytes, elided, plural, short, wrapped};
+use crate::words::{describe, mesh_text, user_axes};
 
 /// Compiles a model for a mesh.
 ///
@@ -100,7 +100,8 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let (graph, elaborate) = match file.input(&args.model)? {
         Input::Graph(graph, elaborate) => (graph, elaborate),
         Input::Plan(_) => {
-            let message = format!("`{}` is a plan, which is compiled already", args.input.display());
+            let message =
+                format!("`{}` is a plan, which is compiled already", args.input.display());
             return Err(Failure::new("PL0609", message).help("run it, or inspect it"));
         }
     };
@@ -143,7 +144,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     deny(&args.deny, &findings)?;
     let output = args.output.clone().unwrap_or_else(|| default_output(&args.input));
     input::write(&output, &ir::text::print_plan(&plan))?;
-    let (summary, memory) = (Summary::of(&plan), memory_profile(&plan));
+    let (summary, memory) = (in_users_words(&plan), memory_profile(&plan));
     let compiled = Compiled { plan, summary, memory, findings, times };
     match ui.format {
         Format::Json => print_json(&compiled.json(&output)),
@@ -153,6 +154,25 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
             Ok(())
         }
     }
+}
+
+/// The summary with the axes of the user's mesh, and one line for each kind of collective.
+fn in_users_words(plan: &Plan) -> Summary {
+    let mut res = Summary::of(plan);
+    res.amax_groups.iter_mut().for_each(|it| it.axes = user_axes(&plan.mesh, &it.axes, ", "));
+    for it in std::mem::take(&mut res.collectives) {
+        let axes = user_axes(&plan.mesh, &it.axes, ", ");
+        // Reductions of different operators are of one kind here.
+        match res.collectives.iter_mut().find(|other| other.axes == axes && other.kind == it.kind) {
+            Some(other) => {
+                other.count += it.count;
+                other.bytes += it.bytes;
+                other.wire_bytes += it.wire_bytes;
+            }
+            None => res.collectives.push(CollectiveTotal { axes, ..it }),
+        }
+    }
+    res
 }
 
 /// `models/a.ron` -> `a.plan`.
@@ -239,15 +259,22 @@ impl Compiled {
         let Compiled { plan, summary, memory, findings, times } = self;
         let title = format!("{} on {}", plan.name, mesh_text(&plan.mesh));
         let mut res = format!("{title} -> {}\n\n", output.display());
-        let mut line = |label: &str, text: &str| {
-            for (i, part) in wrapped(text, 64).iter().enumerate() {
-                let label = if i == 0 { label } else { "" };
-                res.push_str(&format!("{label:<13}{part}\n"));
-            }
-        };
-        line("parameters", &format!("{} in {}", short(summary.parameters), plural(plan.params.len() as u64, "tensor")));
-        line("computes", &format!("{}FLOP a step and rank", short_unit(summary.flops)));
-        line(
+        labelled(
+            &mut res,
+            "parameters",
+            &format!(
+                "{} in {}",
+                short(summary.parameters),
+                plural(plan.params.len() as u64, "tensor")
+            ),
+        );
+        labelled(
+            &mut res,
+            "computes",
+            &format!("{}FLOP a step and rank", short_unit(summary.flops)),
+        );
+        labelled(
+            &mut res,
             "memory",
             &format!(
                 "{} a rank: {} kept, {} temporary at the peak",
@@ -259,7 +286,11 @@ impl Compiled {
         if let Some((section, index)) = memory.peak {
             let n = plan.section(section).len();
             let what = describe(plan, section, index);
-            line("peak", &format!("{} {} of {n}, {what}, with", section.name(), index + 1));
+            labelled(
+                &mut res,
+                "peak",
+                &format!("{} {} of {n}, {what}, with", section.name(), index + 1),
+            );
             let mut table = Table::new(15, &[Align::Right, Align::Left]);
             for (buffer, size) in memory.largest.iter().take(4) {
                 table.row([bytes(*size), elided(&plan.buffers[*buffer].name, 50)]);
@@ -275,21 +306,15 @@ impl Compiled {
                 axes => format!("{} over {axes}", plural(it.weights, "weight")),
             })
             .collect();
-        let mut line = |label: &str, text: &str| {
-            for (i, part) in wrapped(text, 64).iter().enumerate() {
-                let label = if i == 0 { label } else { "" };
-                res.push_str(&format!("{label:<13}{part}\n"));
-            }
-        };
-        line("amax groups", &groups.join("; "));
+        labelled(&mut res, "amax groups", &groups.join("; "));
         let parts: Vec<String> = times
             .parts()
             .iter()
             .map(|(name, time)| format!("{name} {:.1}", time.as_secs_f64() * 1e3))
             .collect();
-        line("compiled in", &format!("{} ({})", ms(times.total), parts.join(", ")));
+        labelled(&mut res, "compiled in", &format!("{} ({})", ms(times.total), parts.join(", ")));
         for finding in findings {
-            line("note", &finding.text());
+            labelled(&mut res, "note", &finding.text());
         }
         if time_passes {
             res.push('\n');
@@ -305,7 +330,12 @@ impl Compiled {
             &[Align::Left, Align::Left, Align::Left, Align::Right, Align::Right, Align::Right],
         );
         table.row([
-            cell("collectives"), cell("over"), cell("kind"), cell("calls"), cell("bytes"), cell("sent"),
+            cell("collectives"),
+            cell("over"),
+            cell("kind"),
+            cell("calls"),
+            cell("bytes"),
+            cell("sent"),
         ]);
         for it in &self.summary.collectives {
             table.row([
@@ -374,25 +404,16 @@ impl Compiled {
     }
 }
 
+/// A label in its column, then text that is broken into lines.
+fn labelled(res: &mut String, label: &str, text: &str) {
+    for (i, part) in wrapped(text, 64).iter().enumerate() {
+        let label = if i == 0 { label } else { "" };
+        res.push_str(&format!("{label:<13}{part}\n"));
+    }
+}
+
 /// `1.2 G`, with the space that a unit needs after it.
 fn short_unit(n: u64) -> String {
     let text = short(n);
     if text.ends_with(|it: char| it.is_ascii_digit()) { format!("{text} ") } else { text }
-}
-
-/// `` `matmul` making `h` ``.
-pub fn describe(plan: &Plan, section: ir::plan::PlanSection, index: usize) -> String {
-    use ir::plan::Instruction;
-    let Some(instruction) = plan.section(section).get(index) else { return String::new() };
-    let what = match instruction {
-        Instruction::Compute { op, .. } => op.kind().name(),
-        Instruction::Collective { kind, .. } => kind.name(),
-        Instruction::Copy { .. } => "copy",
-        Instruction::Record { .. } => "record",
-        Instruction::Wait { .. } => "wait",
-    };
-    match instruction.writes().first() {
-        Some(&buffer) => format!("`{what}` making `{}`", plan.buffers[buffer].name),
-        None => format!("`{what}`"),
-    }
 }

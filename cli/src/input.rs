@@ -82,7 +82,9 @@ impl File<'_> {
             Program::Graph(graph) if graph.phase != ir::Phase::Logical => {
                 let message =
                     format!("`{}` is past the phase that compiling starts at", self.path.display());
-                return Err(Failure::new("PL0609", message).help("use what `--emit logical` prints"));
+                return Err(
+                    Failure::new("PL0609", message).help("use what `--emit logical` prints")
+                );
             }
             Program::Graph(graph) => Input::Graph(graph, Duration::ZERO),
             Program::Plan(plan) => Input::Plan(plan),
@@ -183,12 +185,18 @@ fn split(arg: &str) -> Outcome<(&str, &str)> {
     }
 }
 
-/// What the system says, without its error number.
+/// What the system says: `no such file or directory`.
 pub fn reason(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    let text = text.split(" (os error").next().unwrap_or_default();
+    let text = without_errno(&error.to_string());
     let mut chars = text.chars();
     chars.next().map(|it| it.to_lowercase().chain(chars).collect()).unwrap_or_default()
+}
+
+/// Leaves out ` (os error 2)`, which tells a user nothing more.
+pub fn without_errno(text: &str) -> String {
+    let Some((before, rest)) = text.split_once(" (os error ") else { return text.to_string() };
+    let after = rest.split_once(')').map_or("", |it| it.1);
+    format!("{before}{after}")
 }
 
 /// Writes a file that was asked for.

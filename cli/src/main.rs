@@ -11,6 +11,7 @@ mod lint;
 mod report;
 mod run;
 mod table;
+mod words;
 
 use std::process::ExitCode;
 

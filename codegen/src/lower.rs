@@ -1,10 +1,10 @@
 //! `lower`: from the program of one rank to instructions over buffers.
 //!
-//! Every value gets a buffer named after it, but for two kinds that take over another's:
+//! Every value gets a buffer named after it, but for the next content of a state, where possible:
 //!
 //! ```text
-//! store %w <- %w.next          %w.next is made in the buffer of %w, if nothing reads the old %w later
-//! %sum = add %a, %b            %sum is made in the buffer of %a, if %a is a temporary that dies here
+//! %p.next = adamw %p, ...          %p = adamw %p, ...          if nothing reads the old %p later
+//! store %p = %p.next in update
 //! ```
 //!
 //! A store that cannot be made in place is a copy at the end of its section. All instructions are
@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
-use ir::graph::{Def, NodeData, Store};
+use ir::graph::{Def, Store};
 use ir::placement::AxisSet;
 use ir::plan::{
     Buffer, BufferData, Comm, Instruction, Part, Plan, PlanParam, PlanSection, Role, Stream,
@@ -43,7 +43,7 @@ pub fn lower(graph: &Graph) -> Plan {
     let mut at = 0;
     for section in SECTIONS {
         while let Some(&node) = order.get(at).filter(|&&it| graph.nodes[it].section == section) {
-            lowering.node(node, at as u32);
+            lowering.node(node);
             at += 1;
         }
         lowering.copies(section);
@@ -90,15 +90,17 @@ fn empty_plan(graph: &Graph) -> Plan {
 /// of the old content: zeroing an accumulator, say. Then it can be made in place.
 fn order(graph: &Graph) -> Vec<Node> {
     let uses = Uses::of(graph, &graph.order);
-    let mut keys: Vec<(u32, u32, Node)> = (0..).zip(&graph.order).map(|it| (it.0, 0, *it.1)).collect();
+    let mut keys: Vec<(u32, u32, Node)> =
+        (0..).zip(&graph.order).map(|it| (it.0, 0, *it.1)).collect();
     for store in &graph.stores {
         let Some(node) = graph.producer(store.value) else { continue };
         let unread = graph.nodes[node].results.iter().all(|&it| uses.last(it).is_none());
-        let reader = uses.last_in(store.state, store.section);
+        let at = uses.position[node];
+        let later = uses.last_in(store.state, store.section).filter(|&reader| reader > at);
         if let (true, true, Some(reader)) =
-            (unread, graph.nodes[node].section == store.section, reader)
+            (unread, graph.nodes[node].section == store.section, later)
         {
-            let key = &mut keys[uses.position[node] as usize];
+            let key = &mut keys[at as usize];
             *key = (*key).max((reader, 1, node));
         }
     }
@@ -112,8 +114,6 @@ struct Uses {
     position: SecondaryMap<Node, u32>,
     /// The last reader in each section.
     last: SecondaryMap<Value, [Option<u32>; 4]>,
-    /// A collective reads it.
-    sent: SecondaryMap<Value, bool>,
     /// It is a result of the program.
     result: SecondaryMap<Value, bool>,
     /// Sections at whose end it is stored.
@@ -127,7 +127,6 @@ impl Uses {
         let mut res = Uses {
             position: SecondaryMap::new(),
             last: SecondaryMap::new(),
-            sent: SecondaryMap::new(),
             result: SecondaryMap::new(),
             stored: SecondaryMap::new(),
             written: SecondaryMap::new(),
@@ -137,7 +136,6 @@ impl Uses {
             let data = &graph.nodes[node];
             for &input in &data.inputs {
                 res.last[input][data.section as usize] = Some(at);
-                res.sent[input] |= matches!(data.op, Op::Collective(_));
             }
         }
         graph.results.iter().for_each(|it| res.result[it.1] = true);
@@ -200,13 +198,7 @@ impl Homes {
 
     /// Whether `store.value` can be made in the buffer of its state, which held `tenants` before:
     /// nothing may want the content before it later, or its own after the state is next written.
-    fn fits(
-        &self,
-        graph: &Graph,
-        uses: &Uses,
-        tenants: &[Value],
-        store: &Store,
-    ) -> bool {
+    fn fits(&self, graph: &Graph, uses: &Uses, tenants: &[Value], store: &Store) -> bool {
         let Store { state, value, section } = *store;
         let Def::Result { node, index } = graph.values[value].def else { return false };
         let (data, at) = (&graph.nodes[node], uses.position[node]);
@@ -277,16 +269,13 @@ impl Lowering<'_> {
         })
     }
 
-    fn node(&mut self, node: Node, at: u32) {
+    fn node(&mut self, node: Node) {
         let data = &self.graph.nodes[node];
         let args = data.inputs.iter().map(|&it| self.buffer(it)).collect();
-        for (index, &result) in data.results.iter().enumerate() {
-            let home = self.homes.of[result].map(|it| self.buffer(it));
-            match home.or_else(|| self.dying_operand(data, index, at)) {
-                Some(buffer) => self.buffer_of[result] = Some(buffer),
-                None => {
-                    self.make(result, self.role(result, data.section));
-                }
+        for &result in &data.results {
+            match self.homes.of[result] {
+                Some(state) => self.buffer_of[result] = Some(self.buffer(state)),
+                None => _ = self.make(result, self.role(result, data.section)),
             }
         }
         let results = data.results.iter().map(|&it| self.buffer(it));
@@ -314,34 +303,6 @@ impl Lowering<'_> {
         let read = SECTIONS.iter().any(|&it| later(it) && self.uses.last_in(value, it).is_some());
         let stored = self.uses.stored[value].iter().any(|&it| later(it));
         if read || stored || self.uses.result[value] { Role::Carried } else { Role::Temp }
-    }
-
-    /// The buffer of a temporary operand that nothing reads after this node, where the op may make
-    /// its result in it. A buffer that a collective reads is left alone, so that nobody waits for it.
-    fn dying_operand(&self, data: &NodeData, index: usize, at: u32) -> Option<Buffer> {
-        let result = data.results[index];
-        let dies = |operand: usize| {
-            let value = data.inputs[operand];
-            let buffer = self.buffer(value);
-            let made_here = self.graph.producer(value).is_some_and(|it| {
-                plan_section(self.graph.nodes[it].section) == plan_section(data.section)
-            });
-            let read_once = data.inputs.iter().filter(|&&it| self.buffer(it) == buffer).count() == 1;
-            made_here
-                && read_once
-                && self.plan.buffers[buffer].role == Role::Temp
-                && self.uses.last(value) == Some(at)
-                && !self.uses.result[value]
-                && self.uses.stored[value].is_empty()
-                && !self.uses.sent[value]
-                && self.graph.ty(value) == self.graph.ty(result)
-                && self.graph.sharding(value) == self.graph.sharding(result)
-        };
-        if self.role(result, data.section) != Role::Temp {
-            return None;
-        }
-        let mut pairs = data.op.in_place().iter().filter(|it| it.0 == index);
-        pairs.find(|it| dies(it.1)).map(|it| self.buffer(data.inputs[it.1]))
     }
 
     fn comm(&mut self, axes: AxisSet) -> Comm {
@@ -402,5 +363,86 @@ impl Lowering<'_> {
         let results = self.graph.results.iter().map(|it| (it.0.clone(), self.buffer(it.1)));
         self.plan.results = results.collect();
         self.plan
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Lowers a graph of leaves `%p` (parameter), `%s`, `%t` (states), `%x` (input), and compares all
+    /// instructions.
+    #[track_caller]
+    fn check(body: &str, expect: &str) {
+        let text = format!(
+            "graph @test phase=local mesh=(dp=2) {{
+  input %x : f32[8] @ [_]
+  param %p : f32[8] @ [_] init=Zeros
+  state %s : f32[8] @ [_]
+  state %t : f32[8] @ [_]
+{body}}}
+"
+        );
+        let graph = ir::text::parse_graph(&text).unwrap_or_else(|it| panic!("{it}\n{text}"));
+        let plan = lower(&graph);
+        assert_eq!(ir::verify::plan::verify(&plan), []);
+        let text = plan.to_string();
+        let (_, issued) = text.split_once("  step:\n").expect("it has a step");
+        assert_eq!(issued.trim_end_matches("}\n"), expect, "{text}");
+    }
+
+    #[test]
+    fn a_state_is_updated_in_place() {
+        check(
+            "  backward:
+  %sum = add %s, %x : f32[8] @ [_]
+  store %s = %sum in backward
+",
+            "  s0: %s = add %s, %x\n",
+        );
+    }
+
+    #[test]
+    fn a_state_that_is_read_later_is_copied() {
+        check(
+            "  backward:
+  %sum = add %x, %s : f32[8] @ [_]
+  %y = add %s, %sum : f32[8] @ [_]
+  store %s = %sum in backward
+  store %t = %y in backward
+",
+            "  s0: %sum = add %x, %s\n  s0: %t = add %s, %sum\n  s0: %s = copy %sum\n",
+        );
+    }
+
+    #[test]
+    fn an_accumulator_is_zeroed_after_its_last_reader() {
+        check(
+            "  backward:
+  %sum = add %s, %x : f32[8] @ [_]
+  update:
+  %zero = zeros_like %s : f32[8] @ [_]
+  %next = add %p, %s : f32[8] @ [_]
+  store %s = %sum in backward
+  store %s = %zero in update
+  store %p = %next in update
+",
+            "  s0: %s = add %s, %x\n  update:\n  s0: %p = add %p, %s\n  s0: %s = zeros_like %s\n",
+        );
+    }
+
+    #[test]
+    fn states_can_trade_places() {
+        check(
+            "  backward:
+  store %s = %t in backward
+  store %t = %s in backward
+",
+            "  s0: %t.before_backward = copy %t
+  s0: %s.before_backward = copy %s
+  s0: %s = copy %t.before_backward
+  s0: %t = copy %s.before_backward
+",
+        );
     }
 }

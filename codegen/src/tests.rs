@@ -6,16 +6,21 @@ mod random;
 
 use std::time::Instant;
 
-use ir::Phase;
-use ir::placement::Mesh;
-use ir::plan::Plan;
-use ir::verify;
-use passes::{PassError, PassManager, PlanMemory, ScheduleOverlap};
+use cranelift_entity::EntityRef;
+use ir::graph::Def;
+use ir::ops::{Collective, CollectiveKind, Reshard};
+use ir::placement::{Mesh, ReduceOp, Sharding};
+use ir::plan::{Instruction, Plan, PlanSection, Role, StreamKind};
+use ir::{DType, Graph, Node, Phase, Value, verify};
+use passes::{
+    Autodiff, InsertCollectives, Pass, PassError, PassManager, PlanMemory, PropagateShardings,
+    ScheduleOverlap, Update,
+};
 use proptest::prelude::*;
 
 use crate::{Compiled, Options, compile, lower};
-use random::Choices;
 use model::{Mlp, SMALL, mlp};
+use random::Choices;
 
 #[track_caller]
 fn compiled(sizes: Mlp, mesh: &[(&str, u32)]) -> Compiled {
@@ -37,7 +42,7 @@ fn compiles_and_verifies() {
 }
 
 /// The plan of a graph in phase `Local`, verified at every step.
-fn planned(graph: &ir::Graph, schedule: ScheduleOverlap) -> Result<(Plan, Plan), String> {
+fn planned(graph: &Graph, schedule: ScheduleOverlap) -> Result<(Plan, Plan), String> {
     let mut manager = PassManager::default();
     let start = Instant::now();
     let lowered = lower(graph);
@@ -83,4 +88,230 @@ proptest! {
             prop_assert_eq!(&states(&found), &found, "planned:\n{}", plan);
         }
     }
+}
+
+/// Whether the verifier finds a plan sound where pairwise comparison does, and only there.
+#[track_caller]
+fn check_verdict(plan: &Plan, what: &str) -> bool {
+    let errors = verify::plan::verify(plan);
+    let sound = interpret::is_sound(plan);
+    assert_eq!(errors.is_empty(), sound, "{what}: {errors:#?}");
+    sound
+}
+
+#[test]
+fn every_dropped_event_and_every_swap_is_judged_right() {
+    let plan = compiled(Mlp { layers: 2, ..SMALL }, &[("dp", 2), ("tp", 2)]).plan;
+    assert!(check_verdict(&plan, "the plan itself"));
+    let section = PlanSection::Step as usize;
+    let mut caught = [0, 0];
+    for index in 0..plan.sections[section].len() - 1 {
+        let mut mutant = plan.clone();
+        if let Instruction::Wait { .. } = mutant.sections[section].remove(index) {
+            caught[0] += usize::from(!check_verdict(&mutant, &format!("without wait {index}")));
+        }
+        let mut mutant = plan.clone();
+        mutant.sections[section].swap(index, index + 1);
+        let events =
+            |it: &Instruction| matches!(it, Instruction::Record { .. } | Instruction::Wait { .. });
+        if !mutant.sections[section][index..index + 2].iter().any(events) {
+            caught[1] += usize::from(!check_verdict(&mutant, &format!("swapped at {index}")));
+        }
+    }
+    // Some waits are for memory that is not reused yet, some neighbours are independent.
+    assert!(caught[0] > 20 && caught[1] > 20, "{caught:?}");
+}
+
+#[test]
+fn every_shifted_buffer_is_judged_right() {
+    let plan = compiled(Mlp { layers: 2, ..SMALL }, &[("dp", 2), ("tp", 2)]).plan;
+    let mut caught = 0;
+    for (buffer, data) in plan.buffers.iter().filter(|it| it.1.role == Role::Temp) {
+        for shift in [ir::plan::ALIGN, 8 * ir::plan::ALIGN] {
+            let mut mutant = plan.clone();
+            mutant.step_bytes += 8 * ir::plan::ALIGN;
+            mutant.buffers[buffer].offset = data.offset.map(|it| it + shift);
+            let what = format!("%{} moved by {shift}", data.name);
+            caught += usize::from(!check_verdict(&mutant, &what));
+        }
+    }
+    assert!(caught > 50, "{caught}");
+}
+
+/// Every mutant of a good plan must be reported, with a message that contains `expect`.
+#[track_caller]
+fn check_caught(expect: &str, mutate: impl Fn(&mut Plan)) {
+    let mut plan = compiled(SMALL, &[("dp", 2), ("tp", 2)]).plan;
+    mutate(&mut plan);
+    let errors: Vec<String> = verify::plan::verify(&plan).iter().map(|it| it.to_string()).collect();
+    assert!(errors.iter().any(|it| it.contains(expect)), "`{expect}` is not in {errors:#?}");
+}
+
+/// The first collective of `kind` in `step`.
+fn collective<'a>(plan: &'a mut Plan, name: &str) -> &'a mut Instruction {
+    let is = |it: &&mut Instruction| matches!(it, Instruction::Collective { kind, .. } if kind.name() == name);
+    plan.sections[PlanSection::Step as usize].iter_mut().find(is).expect("there is one")
+}
+
+#[test]
+fn broken_plans_are_reported() {
+    check_caught("which nothing has written in time", |plan| {
+        let step = &mut plan.sections[PlanSection::Step as usize];
+        let index = step.iter().position(|it| matches!(it, Instruction::Compute { .. }));
+        step.remove(index.expect("there is one"));
+    });
+    check_caught("is all_gather over (dp)", |plan| {
+        let Instruction::Collective { kind, .. } = collective(plan, "all_gather") else { return };
+        *kind = CollectiveKind::AllReduce(ReduceOp::Sum);
+    });
+    check_caught("is all_gather over (dp)", |plan| {
+        let other =
+            plan.comms.iter().find(|it| plan.mesh.names(*it.1) == "tp").expect("tp moves").0;
+        let Instruction::Collective { comm, .. } = collective(plan, "all_gather") else { return };
+        *comm = other;
+    });
+    check_caught("where the op has it as", |plan| {
+        let buffer = plan.buffer("layers.0.act").expect("it is there");
+        plan.buffers[buffer].sharding = Sharding::replicated(2);
+    });
+    check_caught("not bf16[32, 64], bf16[32]", |plan| {
+        let buffer = plan.buffer("layers.0.rstd").expect("it is there");
+        plan.buffers[buffer].ty.dtype = DType::Bf16;
+    });
+    check_caught("which it may not", |plan| {
+        let is_norm = |it: &&mut Instruction| {
+            matches!(it, Instruction::Compute { op: ir::Op::RmsNorm(_), .. })
+        };
+        let step = &mut plan.sections[PlanSection::Step as usize];
+        let Some(Instruction::Compute { args, results, .. }) = step.iter_mut().find(is_norm) else {
+            return;
+        };
+        results[0] = args[0];
+    });
+    check_caught("leave an arena of", |plan| plan.step_bytes -= 256);
+    check_caught("both survive a section", |plan| {
+        let param = plan.params[0].buffer;
+        plan.buffers[plan.params[1].buffer].offset = plan.buffers[param].offset;
+    });
+    check_caught("has no offset", |plan| plan.buffers[plan.params[1].buffer].offset = None);
+    check_caught("not a multiple of 256", |plan| {
+        plan.persistent_bytes += 1;
+        plan.buffers[plan.results[1].1].offset = Some(plan.persistent_bytes - 5);
+    });
+    check_caught("is recorded twice", |plan| {
+        let step = &mut plan.sections[PlanSection::Step as usize];
+        let record = step.iter().find(|it| matches!(it, Instruction::Record { .. })).cloned();
+        step.extend(record);
+    });
+    check_caught("waits for what this section has not recorded", |plan| {
+        let step = &mut plan.sections[PlanSection::Step as usize];
+        step.retain(|it| !matches!(it, Instruction::Record { .. }));
+    });
+    check_caught("has collectives on", |plan| {
+        let other = plan.streams.push(StreamKind::Comm);
+        if let Instruction::Collective { stream, .. } = collective(plan, "all_gather") {
+            *stream = other;
+        }
+    });
+    check_caught("computes on a stream for communication", |plan| {
+        let other = plan.streams.push(StreamKind::Comm);
+        let step = &mut plan.sections[PlanSection::Step as usize];
+        for instruction in step {
+            if let Instruction::Compute { stream, .. } = instruction {
+                *stream = other;
+            }
+        }
+    });
+    check_caught("which nothing has written in time", |plan| {
+        let buffer = plan.buffer("layers.0.up.grad.f32").expect("it is there");
+        plan.buffers[buffer].role = Role::Temp;
+    });
+    check_caught("not whole on every rank", |plan| plan.results[0].1 = plan.params[0].buffer);
+    check_caught("another buffer has this name", |plan| {
+        plan.buffers[plan.params[1].buffer].name = plan.buffers[plan.params[0].buffer].name.clone();
+    });
+    check_caught("does not exist", |plan| plan.events = 1);
+}
+
+/// Every mutant of a good graph in phase `Explicit` must be reported.
+#[track_caller]
+fn check_graph_caught(expect: &str, mutate: impl Fn(&mut Graph)) {
+    let mut graph = mlp(SMALL, Mesh::new(&[("dp", 2), ("tp", 2)]));
+    let passes: &[&dyn Pass<Graph>] =
+        &[&Autodiff, &Update, &PropagateShardings, &InsertCollectives];
+    PassManager::default().run(&mut graph, passes).expect("it compiles");
+    mutate(&mut graph);
+    let errors: Vec<String> =
+        verify::graph::verify(&graph).iter().map(|it| it.to_string()).collect();
+    assert!(errors.iter().any(|it| it.contains(expect)), "`{expect}` is not in {errors:#?}");
+}
+
+fn value(graph: &Graph, name: &str) -> Value {
+    graph.values.iter().find(|it| it.1.name == name).expect("it is there").0
+}
+
+fn producer(graph: &Graph, name: &str) -> Node {
+    graph.producer(value(graph, name)).expect("a node makes it")
+}
+
+#[test]
+fn broken_graphs_are_reported() {
+    check_graph_caught("before it is made", |graph| graph.order.reverse());
+    check_graph_caught("comes after a node of", |graph| {
+        let first = graph.order.remove(0);
+        graph.order.push(first);
+    });
+    check_graph_caught("is listed twice", |graph| graph.order.push(graph.order[0]));
+    check_graph_caught("names a value that does not exist", |graph| {
+        let node = graph.order[0];
+        graph.nodes[node].inputs[0] = Value::new(1 << 20);
+    });
+    check_graph_caught("names another maker", |graph| {
+        let node = graph.order[0];
+        let result = graph.nodes[node].results[0];
+        graph.values[result].def = Def::State;
+    });
+    check_graph_caught("another value has this name", |graph| {
+        let param = graph.params[0].value;
+        graph.values[param].name = "x".into();
+    });
+    check_graph_caught("not bf16[32, 64], f32[64]", |graph| {
+        let value = value(graph, "layers.0.rstd");
+        graph.values[value].ty.shape[0] = 64;
+    });
+    check_graph_caught("has no sharding", |graph| {
+        let value = value(graph, "layers.0.act");
+        graph.values[value].sharding = None;
+    });
+    check_graph_caught("where the op has it as", |graph| {
+        let value = value(graph, "layers.0.act");
+        graph.values[value].sharding = Some(Sharding::replicated(2));
+    });
+    check_graph_caught("partial value, which this op cannot take", |graph| {
+        let node = producer(graph, "layers.0.act");
+        let input = graph.nodes[node].inputs[0];
+        let sharding = graph.sharding(input);
+        let free = graph.mesh.all().minus(sharding.sharded_axes());
+        graph.values[input].sharding = Some(sharding.with_partial(ReduceOp::Sum, free));
+    });
+    check_graph_caught("is all_gather over (dp)", |graph| {
+        let node = producer(graph, "layers.0.up.full");
+        let axes = graph.mesh.axis_set(&["tp"]).expect("an axis");
+        graph.nodes[node].op = Collective { kind: CollectiveKind::AllGather, axes }.into();
+    });
+    check_graph_caught("data moves in a `reshard`", |graph| {
+        let node = producer(graph, "layers.0.up.full");
+        graph.nodes[node].op = Reshard::default().into();
+    });
+    check_graph_caught("a collective before its time", |graph| graph.phase = Phase::Sharded);
+    check_graph_caught("is stored twice", |graph| graph.stores.push(graph.stores[0]));
+    check_graph_caught("and is no state", |graph| graph.stores[0].state = graph.stores[0].value);
+    check_graph_caught("laid out differently", |graph| {
+        let state = graph.stores[0].state;
+        graph.values[state].sharding = Some(Sharding::replicated(1));
+    });
+    check_graph_caught("not whole on every rank", |graph| {
+        let made = value(graph, "layers.0.act");
+        graph.results[0].1 = made;
+    });
 }

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use crate::Shape;
 use crate::ops::CollectiveKind;
 use crate::placement::AxisSet;
-use crate::plan::{Buffer, Instruction, Plan, PlanSection};
+use crate::plan::{Buffer, Instruction, Part, Plan, PlanSection};
 use crate::quant::AmaxGroup;
 
 /// See the [module docs](self). Bytes and operations are those of one rank and one step, all
@@ -76,15 +76,11 @@ impl Summary {
                     }
                     Instruction::Collective { kind, comm, parts, .. } if !kind.is_local() => {
                         let axes = plan.comms[*comm];
-                        let counted = |it: &crate::plan::Part| match kind {
-                            CollectiveKind::AllGather => plan.local_bytes(it.dst),
-                            _ => plan.local_bytes(it.src),
-                        };
-                        let bytes: u64 = parts.iter().map(counted).sum();
+                        let (bytes, wire_bytes) = traffic(plan, *kind, axes, parts);
                         let total = totals.entry((axes, *kind)).or_default();
                         total[0] += times;
                         total[1] += times * bytes;
-                        total[2] += times * wire(*kind, bytes, plan.mesh.set_size(axes));
+                        total[2] += times * wire_bytes;
                     }
                     Instruction::Collective { .. }
                     | Instruction::Copy { .. }
@@ -111,6 +107,16 @@ impl Summary {
     pub fn wire_bytes(&self) -> u64 {
         self.collectives.iter().map(|it| it.wire_bytes).sum()
     }
+}
+
+/// Bytes of one collective, and how many of them one rank sends: see [`CollectiveTotal`].
+pub fn traffic(plan: &Plan, kind: CollectiveKind, axes: AxisSet, parts: &[Part]) -> (u64, u64) {
+    let counted = |it: &Part| match kind {
+        CollectiveKind::AllGather => plan.local_bytes(it.dst),
+        _ => plan.local_bytes(it.src),
+    };
+    let bytes: u64 = parts.iter().map(counted).sum();
+    (bytes, wire(kind, bytes, plan.mesh.set_size(axes)))
 }
 
 /// Bytes that one rank sends when a ring of `group` ranks does it.

@@ -13,9 +13,10 @@
 //! * A gather of what is there from the start (weights) is issued before the first use of the gather
 //!   `prefetch` ahead of it on its communicator, and no earlier, so that gathered weights do not pile up.
 //! * Another gather may be issued before the first use of the collective ahead of it.
-//! * A reduction is issued as soon as its operands are there. What only serves to store its result (a
-//!   cast, an accumulation) is issued when `in_flight` more reductions have been, so that the compute
-//!   stream need not wait for it, and the gradients of all units are not kept until the end.
+//! * A reduction is issued as soon as its operands are there. What only serves to store a result (a
+//!   cast, an accumulation) is issued when that is there, and the result of a reduction is taken to be
+//!   when `in_flight` more of them have been issued. So the compute stream need not wait for it, and
+//!   the gradients of all units are not kept until the end.
 //! * A collective starts when everything that was issued to the compute stream before it is done: what
 //!   a unit no longer needs is then free for the weights of the next but one.
 //!
@@ -26,9 +27,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use cranelift_entity::{EntityRef, SecondaryMap};
-use ir::Phase;
 use ir::ops::CollectiveKind;
 use ir::plan::{Buffer, Clocks, Comm, Event, Instruction, Plan, PlanSection, Stream, StreamKind};
+use ir::{Op, Phase};
 use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
@@ -161,7 +162,7 @@ impl ScheduleOverlap {
     /// The order in which instructions are issued.
     fn order(&self, instructions: &[Instruction], dependencies: &Dependencies) -> Vec<NodeIndex> {
         let mut keys = self.collective_keys(instructions, dependencies);
-        self.delay_stores(instructions, dependencies, &mut keys);
+        self.place_stores(instructions, dependencies, &mut keys);
         let n_before = |node| dependencies.edges_directed(node, Direction::Incoming).count();
         let mut missing: Vec<usize> = dependencies.node_indices().map(n_before).collect();
         let ready = dependencies.node_indices().filter(|it| missing[it.index()] == 0);
@@ -221,16 +222,16 @@ impl ScheduleOverlap {
         keys
     }
 
-    /// Delays what only serves to store the result of a reduction; lets what only serves to store
-    /// another result follow that, so that it need not be kept.
-    fn delay_stores(
+    /// Issues what only stores a result (a cast, an accumulation) when that is there, so that it need not
+    /// be kept; for a reduction, when `in_flight` more have been issued.
+    fn place_stores(
         &self,
         instructions: &[Instruction],
         dependencies: &Dependencies,
         keys: &mut [Key],
     ) {
         let mut served: SecondaryMap<Comm, Vec<u32>> = SecondaryMap::new();
-        let mut horizon: Vec<Option<(Comm, usize)>> = vec![None; instructions.len()];
+        let mut nth_reduction: Vec<Option<(Comm, usize)>> = vec![None; instructions.len()];
         for (index, instruction) in instructions.iter().enumerate() {
             let (Some(comm), Instruction::Collective { kind, .. }) =
                 (comm(instruction), instruction)
@@ -238,30 +239,38 @@ impl ScheduleOverlap {
                 continue;
             };
             if kind.reduce().is_some() {
-                horizon[index] = Some((comm, served[comm].len()));
+                nth_reduction[index] = Some((comm, served[comm].len()));
                 served[comm].push(keys[index].0);
             }
         }
-        let mut serves_only = vec![false; instructions.len()];
+        let mut stores = vec![false; instructions.len()];
         for (index, instruction) in instructions.iter().enumerate().rev() {
             let mut readers = dependencies.neighbors(NodeIndex::new(index));
-            serves_only[index] =
-                comm(instruction).is_none() && readers.all(|it| serves_only[it.index()]);
+            stores[index] = is_light(instruction) && readers.all(|it| stores[it.index()]);
         }
-        for index in (0..instructions.len()).filter(|&it| serves_only[it]) {
+        for index in (0..instructions.len()).filter(|&it| stores[it]) {
             let flows = dependencies.edges_directed(NodeIndex::new(index), Direction::Incoming);
-            let flows =
-                flows.filter(|it| *it.weight() == Hazard::Flow).map(|it| it.source().index());
-            let ready = flows.filter_map(|it| match horizon[it] {
+            let flows = flows.filter(|it| *it.weight() == Hazard::Flow);
+            let ready = flows.map(|it| it.source().index()).map(|it| match nth_reduction[it] {
                 Some((comm, nth)) => {
-                    Some(served[comm].get(nth + self.in_flight).copied().unwrap_or(u32::MAX))
+                    served[comm].get(nth + self.in_flight).copied().unwrap_or(u32::MAX)
                 }
-                None => serves_only[it].then_some(keys[it].0),
+                None => keys[it].0,
             });
             if let Some(ready) = ready.max() {
                 keys[index] = (ready, Side::Last, index as u32);
             }
         }
+    }
+}
+
+/// Whether an instruction takes next to no time.
+fn is_light(instruction: &Instruction) -> bool {
+    match instruction {
+        Instruction::Compute { op, .. } => matches!(op, Op::Cast(_) | Op::Add(_) | Op::Scale(_)),
+        Instruction::Collective { kind, .. } => kind.is_local(),
+        Instruction::Copy { .. } => true,
+        Instruction::Record { .. } | Instruction::Wait { .. } => false,
     }
 }
 
@@ -348,4 +357,126 @@ fn waits(
         clocks.record(Event::new(node.index()), stream);
     }
     res
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PassManager;
+
+    /// Schedules `body` as the `step` of a plan on (dp=2, tp=2), and compares what is issued.
+    #[track_caller]
+    fn check(schedule: ScheduleOverlap, body: &str, expect: &str) {
+        let text = format!(
+            "plan @test phase=lowered mesh=(dp=2, tp=2) {{
+  comm c0 = (dp)
+  comm c1 = (tp)
+  stream s0 = compute
+  buffer %w0 : f32[8, 8] @ [dp, _] param
+  buffer %w1 : f32[8, 8] @ [dp, _] param
+  buffer %w2 : f32[8, 8] @ [dp, _] param
+  buffer %x : f32[8, 8] @ [_, _] input
+  buffer %w0.full : f32[8, 8] @ [_, _] temp
+  buffer %w1.full : f32[8, 8] @ [_, _] temp
+  buffer %w2.full : f32[8, 8] @ [_, _] temp
+  buffer %h0 : f32[8, 8] @ [_, _] temp
+  buffer %h1 : f32[8, 8] @ [_, _] temp
+  buffer %h2 : f32[8, 8] @ [_, _] carried
+  buffer %g0 : f32[8, 8] @ [_, _] sum(dp) temp
+  buffer %g1 : f32[8, 8] @ [_, _] sum(dp) temp
+  buffer %g0.sum : f32[8, 8] @ [dp, _] temp
+  buffer %g1.sum : f32[8, 8] @ [dp, _] temp
+  buffer %acc0 : f32[8, 8] @ [dp, _] state
+  buffer %acc1 : f32[8, 8] @ [dp, _] state
+  step:
+{body}}}
+"
+        );
+        let mut plan = ir::text::parse_plan(&text).unwrap_or_else(|it| panic!("{it}\n{text}"));
+        PassManager::default().run(&mut plan, &[&schedule]).unwrap();
+        let text = plan.to_string();
+        let (_, issued) = text.split_once("  step:\n").unwrap();
+        assert_eq!(issued.trim_end_matches("}\n"), expect, "{issued}");
+    }
+
+    const GATHERS: &str = "  s0: %w0.full = all_gather %w0 on c0
+  s0: %h0 = mul %x, %w0.full
+  s0: %w1.full = all_gather %w1 on c0
+  s0: %h1 = mul %h0, %w1.full
+  s0: %w2.full = all_gather %w2 on c0
+  s0: %h2 = mul %h1, %w2.full
+";
+
+    #[test]
+    fn weights_are_gathered_one_unit_ahead() {
+        let expect = "  s1: %w0.full = all_gather %w0 on c0
+  s1: record e0
+  s1: %w1.full = all_gather %w1 on c0
+  s1: record e1
+  s0: wait e0
+  s0: %h0 = mul %x, %w0.full
+  s0: record e2
+  s1: wait e2
+  s1: %w2.full = all_gather %w2 on c0
+  s1: record e3
+  s0: wait e1
+  s0: %h1 = mul %h0, %w1.full
+  s0: wait e3
+  s0: %h2 = mul %h1, %w2.full
+";
+        check(ScheduleOverlap::default(), GATHERS, expect);
+    }
+
+    #[test]
+    fn without_prefetch_nothing_moves() {
+        let expect = "  s1: %w0.full = all_gather %w0 on c0
+  s1: record e0
+  s0: wait e0
+  s0: %h0 = mul %x, %w0.full
+  s0: record e1
+  s1: wait e1
+  s1: %w1.full = all_gather %w1 on c0
+  s1: record e2
+  s0: wait e2
+  s0: %h1 = mul %h0, %w1.full
+  s0: record e3
+  s1: wait e3
+  s1: %w2.full = all_gather %w2 on c0
+  s1: record e4
+  s0: wait e4
+  s0: %h2 = mul %h1, %w2.full
+";
+        check(ScheduleOverlap { prefetch: 0, in_flight: 0 }, GATHERS, expect);
+    }
+
+    #[test]
+    fn accumulation_waits_for_the_next_reduction() {
+        let body = "  s0: %g1 = to_partial(sum) %x on c0
+  s0: %g1.sum = reduce_scatter(sum) %g1 on c0
+  s0: %acc1 = add %acc1, %g1.sum
+  s0: %h0 = mul %x, %x
+  s0: %g0 = to_partial(sum) %h0 on c0
+  s0: %g0.sum = reduce_scatter(sum) %g0 on c0
+  s0: %acc0 = add %acc0, %g0.sum
+  s0: %h2 = mul %h0, %x
+";
+        let expect = "  s0: %g1 = to_partial(sum) %x on c0
+  s0: record e0
+  s1: wait e0
+  s1: %g1.sum = reduce_scatter(sum) %g1 on c0
+  s1: record e1
+  s0: %h0 = mul %x, %x
+  s0: %g0 = to_partial(sum) %h0 on c0
+  s0: record e2
+  s1: wait e2
+  s1: %g0.sum = reduce_scatter(sum) %g0 on c0
+  s1: record e3
+  s0: wait e1
+  s0: %acc1 = add %acc1, %g1.sum
+  s0: %h2 = mul %h0, %x
+  s0: wait e3
+  s0: %acc0 = add %acc0, %g0.sum
+";
+        check(ScheduleOverlap::default(), body, expect);
+    }
 }

@@ -187,3 +187,89 @@ fn execute(plan: &Plan, instruction: &Instruction, memory: &mut impl Memory) {
         memory.write(plan, buffer, content);
     }
 }
+
+/// Whether a plan is sound, decided slowly: all orders that streams allow, pair by pair.
+pub(super) fn is_sound(plan: &Plan) -> bool {
+    let mut written: Vec<Buffer> = Vec::new();
+    PlanSection::ALL.into_iter().all(|section| {
+        let instructions = plan.section(section);
+        let before = happens_before(instructions);
+        reads_what_it_means(plan, instructions, &mut written)
+            && (0..instructions.len()).all(|then| {
+                (0..then).all(|first| {
+                    before[then][first]
+                        || !conflict(plan, &instructions[first], &instructions[then])
+                })
+            })
+    })
+}
+
+/// For each instruction, those that are over when it starts.
+fn happens_before(instructions: &[Instruction]) -> Vec<Vec<bool>> {
+    let mut res: Vec<Vec<bool>> = Vec::new();
+    for (then, instruction) in instructions.iter().enumerate() {
+        let mut row = vec![false; instructions.len()];
+        for first in 0..then {
+            let same_stream = instructions[first].stream() == instruction.stream();
+            let event = matches!((&instructions[first], instruction),
+                (Instruction::Record { event: a, .. }, Instruction::Wait { event: b, .. }) if a == b);
+            if same_stream || event {
+                row[first] = true;
+                row.iter_mut().zip(&res[first]).for_each(|(a, &b)| *a |= b);
+            }
+        }
+        res.push(row);
+    }
+    res
+}
+
+/// Whether both touch the same bytes, one of them writing.
+fn conflict(plan: &Plan, a: &Instruction, b: &Instruction) -> bool {
+    let overlap = |a: &[Buffer], b: &[Buffer]| {
+        a.iter().any(|&a| {
+            b.iter().any(|&b| pieces(plan, a).any(|it| pieces(plan, b).any(|other| it == other)))
+        })
+    };
+    let (a, b) = ([a.reads(), a.writes()], [b.reads(), b.writes()]);
+    overlap(&a[0], &b[1]) || overlap(&a[1], &b[0]) || overlap(&a[1], &b[1])
+}
+
+/// Whether, in issue order, every byte read was last written for the buffer that is read.
+fn reads_what_it_means(
+    plan: &Plan,
+    instructions: &[Instruction],
+    written: &mut Vec<Buffer>,
+) -> bool {
+    let mut tenant: BTreeMap<(bool, u64), Buffer> = BTreeMap::new();
+    for (buffer, data) in &plan.buffers {
+        let there = matches!(data.role, Role::Param | Role::State | Role::Input);
+        if there || (data.role == Role::Carried && written.contains(&buffer)) {
+            pieces(plan, buffer).for_each(|it| _ = tenant.insert(it, buffer));
+        }
+    }
+    for instruction in instructions {
+        let held = |it: Buffer| pieces(plan, it).all(|piece| tenant.get(&piece) == Some(&it));
+        if !instruction.reads().iter().all(|&it| held(it)) {
+            return false;
+        }
+        for buffer in instruction.writes() {
+            written.push(buffer);
+            pieces(plan, buffer).for_each(|it| _ = tenant.insert(it, buffer));
+        }
+        let held = |it: Buffer| pieces(plan, it).all(|piece| tenant.get(&piece) == Some(&it));
+        let taken_over = |it: Buffer| match instruction {
+            Instruction::Compute { op, args, results, .. } => op.in_place().iter().any(|pair| {
+                let same = pieces(plan, results[pair.0]).eq(pieces(plan, it));
+                args[pair.1] == it && same && args.iter().filter(|&&arg| arg == it).count() == 1
+            }),
+            _ => false,
+        };
+        // What was written is there, and what was read is gone only where the op says so.
+        if !instruction.writes().iter().all(|&it| held(it))
+            || !instruction.reads().iter().all(|&it| held(it) || taken_over(it))
+        {
+            return false;
+        }
+    }
+    true
+}

@@ -1,7 +1,9 @@
 //! A stack of residual MLPs, FSDP and tensor parallel.
 
 use ir::graph::{Def, Init, Param, ScopeData, Store};
-use ir::ops::{Activation, ActivationKind, Add, Cast, CeLoss, CeMax, CeStats, Matmul, Reshard, RmsNorm};
+use ir::ops::{
+    Activation, ActivationKind, Add, Cast, CeLoss, CeMax, CeStats, Matmul, Reshard, RmsNorm,
+};
 use ir::placement::{Mesh, Sharding};
 use ir::{Builder, DType, Graph, Section, TensorType, Value};
 
@@ -15,7 +17,8 @@ pub(crate) struct Mlp {
     pub micro_batches: u32,
 }
 
-pub(crate) const SMALL: Mlp = Mlp { layers: 3, hidden: 64, tokens: 32, vocab: 128, micro_batches: 1 };
+pub(crate) const SMALL: Mlp =
+    Mlp { layers: 3, hidden: 64, tokens: 32, vocab: 128, micro_batches: 1 };
 
 /// Weights are bf16, kept as f32, sharded over tp and then dp; tokens over dp and, between layers, tp.
 pub(crate) fn mlp(sizes: Mlp, mesh: Mesh) -> Graph {
@@ -63,7 +66,8 @@ struct Model<'a> {
 impl Model<'_> {
     fn scope(&mut self, path: &str, unit: u32) {
         let reshard_after_forward = true;
-        let data = ScopeData { path: path.into(), unit, reshard_after_forward, ..ScopeData::default() };
+        let data =
+            ScopeData { path: path.into(), unit, reshard_after_forward, ..ScopeData::default() };
         self.builder.scope = self.builder.graph.scopes.push(data);
     }
 

@@ -31,7 +31,9 @@ pub(super) fn graph(choices: &mut Choices, n_nodes: usize) -> Graph {
     for (i, layout) in LAYOUTS.iter().enumerate() {
         let sharding = Sharding::parse(layout, &graph.mesh).expect("a layout");
         let defs = [Def::Param, Def::State, Def::State, Def::Input];
-        for (n, &def) in defs.iter().enumerate().filter(|it| it.0 != 0 || sharding.partial.is_none()) {
+        for (n, &def) in
+            defs.iter().enumerate().filter(|it| it.0 != 0 || sharding.partial.is_none())
+        {
             let value = graph.add_leaf(format!("leaf{i}.{n}"), ty(), def);
             graph.values[value].sharding = Some(sharding.clone());
             values.push(value);
@@ -109,7 +111,8 @@ fn push(
 }
 
 fn stores(graph: &mut Graph, values: &[Value], choices: &mut Choices) {
-    let states = values.iter().filter(|&&it| matches!(graph.values[it].def, Def::State | Def::Param));
+    let states =
+        values.iter().filter(|&&it| matches!(graph.values[it].def, Def::State | Def::Param));
     for state in states.copied().collect::<Vec<_>>() {
         for section in SECTIONS {
             let fits = |it: &&Value| {

@@ -1,0 +1,79 @@
+//! How programs are spoken of: in the axes of the user's mesh, and in short.
+
+use ir::placement::Mesh;
+use ir::plan::{Instruction, Plan, PlanSection};
+
+use crate::table::plural;
+
+/// `dp=2 x tp=4 (8 ranks)`, in the user's axes.
+pub fn mesh_text(mesh: &Mesh) -> String {
+    let axes: Vec<String> =
+        mesh.user_axes().iter().map(|(name, size)| format!("{name}={size}")).collect();
+    format!("{} ({})", axes.join(" x "), plural(mesh.n_ranks(), "rank"))
+}
+
+/// A sentence for each axis that the compiler cut into parts.
+pub fn refinements(mesh: &Mesh) -> Vec<String> {
+    let mut res = Vec::new();
+    for (name, size) in mesh.user_axes() {
+        let parts = mesh.axes.iter().filter(|it| it.part_of.as_deref() == Some(name));
+        let parts: Vec<String> = parts.map(|it| format!("{}={}", it.name, it.size)).collect();
+        if !parts.is_empty() {
+            res.push(format!("{name}={size} is used as {}; ranks do not move", parts.join(" x ")));
+        }
+    }
+    res
+}
+
+/// Axes in `text`, with all parts of one axis together written as that axis:
+/// `tp_kv, tp_rep` -> `tp`, `[tp_kv.tp_rep.dp, _]` -> `[tp.dp, _]`.
+pub fn user_axes(mesh: &Mesh, text: &str, separator: &str) -> String {
+    let mut res = text.to_string();
+    for (name, _) in mesh.user_axes() {
+        let parts = parts(mesh, name);
+        if !parts.is_empty() {
+            res = res.replace(&parts.join(separator), name);
+        }
+    }
+    res
+}
+
+/// Names of the axes that `name` was cut into; none if it was not.
+fn parts<'a>(mesh: &'a Mesh, name: &str) -> Vec<&'a str> {
+    let parts = mesh.axes.iter().filter(|it| it.part_of.as_deref() == Some(name));
+    parts.map(|it| it.name.as_str()).collect()
+}
+
+/// `` `matmul` making `h` ``.
+pub fn describe(plan: &Plan, section: PlanSection, index: usize) -> String {
+    let Some(instruction) = plan.section(section).get(index) else { return String::new() };
+    let what = match instruction {
+        Instruction::Compute { op, .. } => op.kind().name(),
+        Instruction::Collective { kind, .. } => kind.name(),
+        Instruction::Copy { .. } => "copy",
+        Instruction::Record { .. } => "record",
+        Instruction::Wait { .. } => "wait",
+    };
+    match instruction.writes().first() {
+        Some(&buffer) => format!("`{what}` making `{}`", plan.buffers[buffer].name),
+        None => format!("`{what}`"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_an_axis_are_called_by_its_name() {
+        let mesh = Mesh::new(&[("dp", 2), ("tp", 4)]).refine("tp", 2, "tp_kv", "tp_rep").unwrap();
+        let check = |text: &str, separator: &str, expect: &str| {
+            assert_eq!(user_axes(&mesh, text, separator), expect);
+        };
+        check("dp, tp_kv, tp_rep", ", ", "dp, tp");
+        check("[tp_kv.tp_rep.dp, _]", ".", "[tp.dp, _]");
+        check("[tp_kv.dp, _]", ".", "[tp_kv.dp, _]");
+        assert_eq!(mesh_text(&mesh), "dp=2 x tp=4 (8 ranks)");
+        assert_eq!(refinements(&mesh), ["tp=4 is used as tp_kv=2 x tp_rep=2; ranks do not move"]);
+    }
+}
