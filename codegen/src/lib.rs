@@ -8,10 +8,7 @@ use std::time::{Duration, Instant};
 
 use ir::plan::Plan;
 use ir::{Graph, Phase};
-use passes::{
-    Autodiff, BatchCollectives, Cse, Dce, Dump, InsertCollectives, Localize, PassError,
-    PassManager, PlanMemory, PropagateShardings, Rematerialize, ScheduleOverlap, Update,
-};
+use passes::{Dump, GRAPH_PASSES, PassError, PassManager, PlanMemory, ScheduleOverlap};
 
 pub use lower::lower;
 
@@ -46,7 +43,8 @@ pub struct CompileError {
     pub dumps: Vec<Dump>,
 }
 
-/// Compiles a graph in phase `Logical`: the table of contents of the compiler.
+/// Compiles a graph in phase `Logical`: [`GRAPH_PASSES`], [`lower`], the options' [`ScheduleOverlap`]
+/// and [`PlanMemory`].
 pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError> {
     let mut manager =
         PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
@@ -61,20 +59,7 @@ fn pipeline(
     options: &Options,
     manager: &mut PassManager,
 ) -> Result<Plan, PassError> {
-    manager.run(
-        &mut graph,
-        &[
-            &Autodiff,
-            &Update,
-            &PropagateShardings,
-            &InsertCollectives,
-            &Cse,
-            &Rematerialize,
-            &Dce,
-            &BatchCollectives,
-            &Localize,
-        ],
-    )?;
+    manager.run(&mut graph, GRAPH_PASSES)?;
     let start = Instant::now();
     let mut plan = lower(&graph);
     manager.finish("lower", Phase::Lowered, &plan, start)?;
