@@ -8,7 +8,8 @@ use ir::summary::Summary;
 use ir::text::{parse_plan, print_plan};
 
 fn example(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples").join(format!("{name}.ron"));
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples").join(format!("{name}.ron"));
     std::fs::read_to_string(path).unwrap()
 }
 
@@ -74,7 +75,8 @@ fn keeping_weights_after_forward_saves_their_second_gather() {
 fn gathers_are_in_bf16() {
     let plan = compile(&example("llama3-8b"), "2x4", &[]);
     for instruction in plan.sections.iter().flatten() {
-        let Instruction::Collective { kind: ir::ops::CollectiveKind::AllGather, parts, .. } = instruction
+        let Instruction::Collective { kind: ir::ops::CollectiveKind::AllGather, parts, .. } =
+            instruction
         else {
             continue;
         };
@@ -120,7 +122,7 @@ fn wire_bytes_of_the_toy() {
 fn instructions_do_not_depend_on_mesh_sizes() {
     let source = example("llama3-8b");
     let small = compile(&source, "2x4", &[]);
-    let large = compile(&source, "1024x8", &[("batch", "Global(1024)")]);
+    let large = compile(&source, "1024x8", &[("batch", "PerReplica(1)")]);
     let names = |plan: &Plan| -> Vec<String> {
         let display = |it: &ir::plan::BufferData| {
             format!("{} {} {}", it.name, it.sharding.display(&plan.mesh), it.role.name())
@@ -154,10 +156,11 @@ fn without_sizes(instruction: &Instruction) -> Instruction {
 #[test]
 fn plans_do_not_grow_with_the_mesh() {
     let source = example("llama3-405b");
-    let size = |mesh: &str| print_plan(&compile(&source, mesh, &[("batch", "Global(2048)")])).len();
+    let size =
+        |mesh: &str| print_plan(&compile(&source, mesh, &[("batch", "PerReplica(1)")])).len();
     let (small, large) = (size("2x8"), size("2048x8"));
-    // Numbers have more or fewer digits; that is all. Each buffer has an offset and a local shape.
-    assert!(small.abs_diff(large) < small / 8, "{small} and {large} bytes");
+    // Numbers have more or fewer digits; that is all.
+    assert!(small.abs_diff(large) < small / 20, "{small} and {large} bytes");
 }
 
 const EXAMPLES: [(&str, &str); 6] = [
@@ -198,7 +201,12 @@ fn gradients_are_reduced_in_the_declared_type() {
         let Instruction::Collective { kind, comm, parts, .. } = instruction else { continue };
         if kind.reduce().is_some() && plan.mesh.names(plan.comms[*comm]).starts_with("dp") {
             for part in parts {
-                assert_eq!(plan.buffers[part.src].ty.dtype, ir::DType::F32, "{}", plan.buffers[part.src].name);
+                assert_eq!(
+                    plan.buffers[part.src].ty.dtype,
+                    ir::DType::F32,
+                    "{}",
+                    plan.buffers[part.src].name
+                );
                 reduced += 1;
             }
         }

@@ -10,7 +10,8 @@ use ir::plan::Plan;
 /// # Panics
 /// If it is not there, or not a model.
 pub fn example(name: &str) -> Model {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples").join(format!("{name}.ron"));
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples").join(format!("{name}.ron"));
     let source = std::fs::read_to_string(&path).unwrap_or_else(|it| panic!("{path:?}: {it}"));
     ir::model::parse(&source).unwrap_or_else(|it| panic!("{path:?}: {it}"))
 }
