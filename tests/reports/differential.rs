@@ -1,0 +1,183 @@
+//! Random small models on random meshes against one rank.
+//!
+//! What no single test thinks of: options that meet. Every model is printed when it fails, and is a
+//! function of its seed alone.
+
+use std::fmt::Write;
+
+use ir::random::philox4x32_10;
+
+use crate::harness::*;
+
+/// Models tried; each runs on one rank and on [`MESHES_OF_A_MODEL`] meshes.
+const MODELS: u32 = 32;
+const MESHES_OF_A_MODEL: usize = 3;
+
+/// Relative, in the second step. The first has an error of [`LOSS`]; an update multiplies what a
+/// gradient is off by with the learning rate, and Adam's divides it by the gradient, so that elements
+/// which are mostly rounding may step elsewhere. To first order they do not change the loss, since
+/// their gradient is next to nothing; three times [`LOSS`] is for the second order.
+const SECOND_LOSS: f64 = 1e-5;
+/// Relative. As [`GRADIENT`] for the first step; in the second, the same steps elsewhere change other
+/// gradients to first order in the learning rate, 1e-2, for one in some thousand elements.
+const SECOND_NORM: f64 = 1e-4;
+
+const MESHES: [&str; 19] = [
+    "2", "3", "4", "8", "1x2", "1x3", "1x4", "1x8", "2x1", "2x2", "2x3", "3x2", "2x4", "4x2",
+    "1x2x2", "2x1x2", "2x2x1", "2x2x2", "2x1x4",
+];
+
+/// Choices that depend on a seed alone.
+struct Choices {
+    seed: u32,
+    drawn: u32,
+}
+
+impl Choices {
+    fn word(&mut self) -> u32 {
+        self.drawn += 1;
+        philox4x32_10([self.drawn, 0, 0, 0], [self.seed, 0x5eed])[0]
+    }
+
+    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.word() as usize % choices.len()]
+    }
+
+    /// One of these texts one time in two, and otherwise nothing.
+    fn perhaps(&mut self, choices: &[&'static str]) -> &'static str {
+        if self.word() % 2 == 0 { self.of(choices) } else { "" }
+    }
+}
+
+/// A model: embedding, layers, head, in random sizes and with random options.
+fn model(it: &mut Choices) -> String {
+    let heads = it.of(&[2, 4, 6, 8]);
+    let kv_heads = it.of(&[1, 2, heads / 2, heads]);
+    let kv_heads = if heads % kv_heads == 0 { kv_heads } else { 1 };
+    // A LayerNorm of two features gives their order and nothing else: its gradients are rounding errors.
+    let dim = heads * it.of(&[4, 6]);
+    let activation =
+        it.of(&["gelu", "gelu_tanh", "relu", "silu", "srelu", "swiglu", "geglu", "reglu"]);
+    let mut res = String::from("Model(\n    name: \"random\",\n");
+    let mut line = |text: &str| {
+        if !text.is_empty() {
+            writeln!(res, "    {text},").unwrap();
+        }
+    };
+    line(&format!("batch: Global({})", it.of(&[12, 24])));
+    line(&format!("sequence: {}", it.of(&[4, 6, 12])));
+    line("init: Normal(std: 0.3)");
+    line(it.perhaps(&["output_init: Normal(std: 0.1)"]));
+    line(it.perhaps(&["sequence_parallel: true"]));
+    line(it.perhaps(&["micro_batches: 2", "micro_batches: 3"]));
+    line(it.perhaps(&["reduce_gradients: LastMicroBatch"]));
+    line(it.perhaps(&["checkpoint: Full", "checkpoint: Selective([\"attention\"])"]));
+    line(it.perhaps(&["clip_norm: 0.5"]));
+    line(it.perhaps(&["tied: [(\"head.weight\", \"embed.weight\")]"]));
+    line(it.perhaps(&["frozen: [\"*.up_proj.weight\"]", "frozen: [\"embed.weight\"]"]));
+    line(it.perhaps(&[
+        "fsdp: (dim: 1)",
+        "fsdp: (units: Model, reshard_after_forward: false)",
+        "fsdp: (units: Layers(2), reshard_root: true)",
+        "fsdp: (axes: [])",
+    ]));
+    line(it.of(&[
+        "optimizer: AdamW(weight_decay: 0.1)",
+        "optimizer: Adam(weight_decay: 0.1)",
+        "optimizer: Sgd(weight_decay: 0.1)",
+        "optimizer: Sgd(momentum: 0.9)",
+    ]));
+    line("schedule: (lr: 1e-2)");
+    let vocab = it.of(&[11, 13, 16, 17, 30]);
+    res.push_str("    layers: [\n");
+    let mut layer = |text: &str| {
+        if !text.is_empty() {
+            writeln!(res, "        {text},").unwrap();
+        }
+    };
+    let padding = it.perhaps(&[", padding_idx: 5"]);
+    layer(&format!("Embedding(name: \"embed\", vocab: {vocab}, dim: {dim}{padding})"));
+    layer(it.perhaps(&["PositionEmbedding(name: \"positions\", positions: 12)"]));
+    layer(it.perhaps(&["Dropout(name: \"drop\", rate: 0.1)"]));
+    let attention = [
+        it.perhaps(&[", rope: (theta: 100)", ", rope: (theta: 100, interleaved: true)"]),
+        it.perhaps(&[", qk_norm: RmsNorm()", ", qk_norm: LayerNorm()"]),
+        it.perhaps(&[", causal: false"]),
+        it.perhaps(&[", qkv_bias: true", ", qkv_bias: false"]),
+    ]
+    .concat();
+    let layers = it.of(&[1, 2]);
+    let norm = it.of(&["RmsNorm()", "LayerNorm()", "RmsNorm(zero_centered: true)"]);
+    let ffn = it.of(&[8, 12, 24]);
+    let bias = it.of(&["true", "false"]);
+    let dropout = it.perhaps(&[", hidden_dropout: 0.1"]);
+    layer(&format!(
+        "Repeat(n: {layers}, prefix: \"layers\", body: [TransformerLayer(norm: {norm}, attention: \
+         (heads: {heads}, kv_heads: {kv_heads}{attention}), mlp: (ffn: {ffn}, activation: \
+         {activation}), bias: {bias}{dropout})])"
+    ));
+    layer(&format!("{norm_only}(name: \"norm\")", norm_only = it.of(&["RmsNorm", "LayerNorm"])));
+    layer("LmHead(name: \"head\")");
+    layer(it.of(&[
+        "CrossEntropy()",
+        "CrossEntropy(label_smoothing: 0.1)",
+        "CrossEntropy(ignore_index: 3)",
+    ]));
+    res.push_str("    ],\n)");
+    res
+}
+
+/// Meshes on which the model is legal; on all others, it must be a size that is at fault.
+fn meshes(source: &str) -> Vec<&'static str> {
+    let mut res = Vec::new();
+    for mesh in MESHES {
+        match logical(source, mesh, &[]) {
+            Ok(_) => res.push(mesh),
+            Err(error) => {
+                let sizes = ["PL0203", "PL0204", "PL0207"];
+                assert!(sizes.contains(&error.code()), "mesh {mesh}: {error}\n{source}");
+            }
+        }
+    }
+    res
+}
+
+fn check_model(seed: u32) {
+    let mut choices = Choices { seed, drawn: 0 };
+    let source = model(&mut choices);
+    println!("seed {seed}: {source}");
+    let mut legal = meshes(&source);
+    let expect = train(&source, "1", &[], 2);
+    for _ in 0..MESHES_OF_A_MODEL.min(legal.len()) {
+        let mesh = legal.swap_remove(choices.word() as usize % legal.len());
+        println!("on {mesh}");
+        let found = train(&source, mesh, &[], 2);
+        let what = format!("seed {seed}, mesh {mesh}");
+        let tolerances = [(LOSS, GRADIENT), (SECOND_LOSS, SECOND_NORM)];
+        for (step, (loss, norm)) in tolerances.into_iter().enumerate() {
+            close(found.losses[step], expect.losses[step], loss, &format!("{what}: loss {step}"));
+            close(found.norms[step], expect.norms[step], norm, &format!("{what}: norm {step}"));
+        }
+    }
+}
+
+#[test]
+fn random_models_train_like_one_rank() {
+    for seed in 0..MODELS {
+        check_model(seed);
+    }
+}
+
+/// The models differ, and most meshes take most of them: otherwise little is tested.
+#[test]
+fn random_models_are_various_and_legal() {
+    let mut all = std::collections::BTreeSet::new();
+    let mut places = 0;
+    for seed in 0..MODELS {
+        let source = model(&mut Choices { seed, drawn: 0 });
+        places += meshes(&source).len();
+        all.insert(source);
+    }
+    assert_eq!(all.len(), MODELS as usize);
+    assert!(places > 6 * MODELS as usize, "{places} legal meshes");
+}
