@@ -213,3 +213,33 @@ fn gradients_are_reduced_in_the_declared_type() {
     }
     assert!(reduced >= 21, "only {reduced} gradients are reduced over dp");
 }
+
+/// What enters a unit is kept: recomputing one layer never recomputes the layer before it.
+#[test]
+fn a_checkpointed_layer_is_recomputed_from_its_own_input() {
+    let plan = compile(&example("llama3-8b"), "2x4", &[("checkpoint", "Full")]);
+    let layer = |name: &str| -> Option<String> {
+        let name = name.strip_suffix(".again")?;
+        Some(name.strip_prefix("model.layers.")?.split('.').next()?.to_string())
+    };
+    let mut recomputed = 0;
+    for instruction in plan.section(PlanSection::Step) {
+        let layers = |buffers: ir::plan::Buffers| -> Vec<String> {
+            buffers.iter().filter_map(|&it| layer(&plan.buffers[it].name)).collect()
+        };
+        for result in layers(instruction.writes()) {
+            recomputed += 1;
+            for operand in layers(instruction.reads()) {
+                assert_eq!(result, operand, "{instruction:?}");
+            }
+        }
+    }
+    assert!(recomputed > 32 * 9, "{recomputed} values are made again");
+    let kept = compile(&example("llama3-8b"), "2x4", &[]);
+    println!(
+        "temporaries of 8B on 2x4, GB: {:.1} kept, {:.1} recomputed",
+        kept.step_bytes as f64 / 1e9,
+        plan.step_bytes as f64 / 1e9
+    );
+    assert!(plan.step_bytes < kept.step_bytes);
+}

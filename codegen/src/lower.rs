@@ -22,7 +22,7 @@ use ir::plan::{
 use ir::{Graph, Node, Op, Phase, Section, Value};
 use smallvec::SmallVec;
 
-/// Lowers a graph in phase `Local`. See the [module docs](self).
+/// Lowers a graph in phase `Local`.
 ///
 /// # Panics
 /// If the graph is in another phase.

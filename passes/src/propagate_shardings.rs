@@ -4,7 +4,7 @@
 //! its operands, its pinned results and its primal suggest; the cheapest wins, counting what must be
 //! moved, what a partial result will cost later, and the work that one rank does. A value that was
 //! moved is kept as a copy, so that a second reader (or its gradient) moves nothing. Weights and data
-//! stay where the user put them: moving one costs [`PLACED_PENALTY`] times as much.
+//! stay where the user put them: moving one costs `PLACED_PENALTY` times as much.
 //!
 //! Values that start the program without a sharding (inputs of a model that annotates only some
 //! values) get one first, from a walk against program order; accumulators follow what they sum.
