@@ -6,6 +6,7 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
+use ir::graph::Move;
 use ir::plan::Plan;
 use ir::{Graph, Phase};
 use passes::{Dump, GRAPH_PASSES, PassError, PassManager, PlanMemory, ScheduleOverlap};
@@ -30,6 +31,8 @@ pub struct Compiled {
     pub times: Vec<(&'static str, Duration)>,
     /// The dumps that [`Options`] asked for.
     pub dumps: Vec<Dump>,
+    /// What is moved because shardings disagree, in program order.
+    pub moves: Vec<Move>,
 }
 
 /// A graph that was not compiled.
@@ -49,7 +52,9 @@ pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError
     let mut manager =
         PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
     match pipeline(graph, options, &mut manager) {
-        Ok(plan) => Ok(Compiled { plan, times: manager.times, dumps: manager.dumps }),
+        Ok((plan, moves)) => {
+            Ok(Compiled { plan, times: manager.times, dumps: manager.dumps, moves })
+        }
         Err(error) => Err(CompileError { error, dumps: manager.dumps }),
     }
 }
@@ -58,11 +63,11 @@ fn pipeline(
     mut graph: Graph,
     options: &Options,
     manager: &mut PassManager,
-) -> Result<Plan, PassError> {
+) -> Result<(Plan, Vec<Move>), PassError> {
     manager.run(&mut graph, GRAPH_PASSES)?;
     let start = Instant::now();
     let mut plan = lower(&graph);
     manager.finish("lower", Phase::Lowered, &plan, start)?;
     manager.run(&mut plan, &[&options.schedule, &PlanMemory])?;
-    Ok(plan)
+    Ok((plan, graph.moves))
 }
