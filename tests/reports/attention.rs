@@ -9,6 +9,7 @@ const GROUPED: &str = r#"Model(
     sequence: 8,
     init: Normal(std: 0.3),
     optimizer: Sgd(momentum: 0.9),
+    schedule: (lr: 0.1),
     layers: [
         Embedding(name: "embed", vocab: 16, dim: 32),
         Residual(body: [
@@ -58,12 +59,15 @@ fn two_kv_heads_on_four_ranks_are_replicated_in_pairs() {
 fn norm_weights_of_heads_are_summed_over_tp_without_sequence_parallelism() {
     let set = [("sequence_parallel", "false")];
     let expect = train(GROUPED, "1", &set, 1);
+    let two_steps = train(GROUPED, "1", &set, 2);
     for mesh in ["1x2", "1x4", "2x2"] {
         let found = train(GROUPED, mesh, &set, 1);
         for name in ["attn.q_norm.weight", "attn.k_norm.weight"] {
             let (found, expect) = (found.gradient(name), expect.gradient(name));
             check_tensor(found, expect, GRADIENT, &format!("mesh {mesh}: {name}"));
         }
+        // The second step shows that all ranks, and not only the first, have been given these.
+        train(GROUPED, mesh, &set, 2).check_like(&two_steps);
     }
     let graph = after("propagate-shardings", GROUPED, "1x2", &set);
     for name in ["attn.q_norm.weight", "attn.k_norm.weight"] {

@@ -2,7 +2,7 @@
 
 use crate::harness::*;
 
-/// `sumsq` has no gradient; `scale` has one.
+/// A block of a projection and `op`, which makes `y` of its result `h`.
 fn source(op: &str) -> String {
     format!(
         r#"Model(

@@ -20,6 +20,7 @@ fn summed_over(graph: &Graph, value: &str) -> String {
 fn norm_weight_gradients_are_sums_over_tp_under_sequence_parallelism() {
     let norms = ["norm.weight", "layers.0.input_layernorm.weight", "layers.1.input_layernorm.bias"];
     let expect = train(SMALL, "1", &[], 1);
+    let two_steps = train(SMALL, "1", &[], 2);
     for (mesh, axes) in [("1x2", "tp"), ("1x4", "tp_kv, tp_rep"), ("2x2", "dp, tp")] {
         let graph = after("propagate-shardings", SMALL, mesh, &[]);
         for name in norms {
@@ -30,6 +31,8 @@ fn norm_weight_gradients_are_sums_over_tp_under_sequence_parallelism() {
             let what = format!("mesh {mesh}: {name}");
             check_tensor(found.gradient(name), expect.gradient(name), GRADIENT, &what);
         }
+        // The second step shows that all ranks, and not only the first, have been given these.
+        train(SMALL, mesh, &[], 2).check_like(&two_steps);
     }
     // Without it, every tp rank has the whole gradient.
     let whole = [("sequence_parallel", "false")];
