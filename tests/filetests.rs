@@ -1,4 +1,4 @@
-//! One named test per file of `tests/filetests`, and per `ir` block of `docs/ir.md`.
+//! One named test per file of `tests/filetests`, per `ir` block of `docs/ir.md`, and per example.
 //!
 //! A file opens with a comment that states one claim. What follows is one of
 //!
@@ -6,6 +6,8 @@
 //!   which they refuse it. `lower` stands for the step from a graph to a plan.
 //! * a program with `; error: text` on the lines that the parser or the verifier must refuse.
 //! * a program, which must print as it stands.
+//!
+//! An example is compiled; the program must survive its text form after every pass.
 //!
 //! `BLESS=1` rewrites what is expected; errors are never rewritten. Every program that is printed must
 //! parse back to the same text, and passes must give the same text when run twice.
@@ -22,6 +24,13 @@ use passes::{Ir, Pass, PassError, PassManager, PlanMemory, ScheduleOverlap};
 
 /// Stands between the given program and what is expected.
 const SEPARATOR: &str = "; ---\n";
+/// What is compiled, on meshes that use every part of the text form: refined axes, HSDP, one rank.
+const EXAMPLES: [(&str, &str); 4] = [
+    ("mlp.ron", "2x4"),
+    ("llama-tiny.ron", "1"),
+    ("llama-tiny.ron", "2x4"),
+    ("llama-tiny.ron", "2x2x2"),
+];
 
 fn main() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -38,6 +47,10 @@ fn main() {
         })
         .collect();
     trials.extend(blocks(&root.join("../docs/ir.md")));
+    trials.extend(EXAMPLES.map(|(name, mesh)| {
+        let path = root.join("../examples").join(name);
+        Trial::test(format!("examples/{name} {mesh}"), move || example(&path, mesh))
+    }));
     libtest_mimic::run(&Arguments::from_args(), trials).exit();
 }
 
@@ -71,6 +84,23 @@ fn blocks(path: &Path) -> Vec<Trial> {
     }
     assert!(!res.is_empty(), "docs/ir.md has no examples");
     res
+}
+
+/// Compiles a model; every dump and the plan must parse back to themselves.
+fn example(path: &Path, mesh: &str) -> Result<(), Failed> {
+    let model = ir::model::parse(&fs::read_to_string(path)?)?;
+    let graph = ir::model::elaborate(&model, &ir::model::MeshSpec::parse(mesh)?)?;
+    reprinted(&graph.to_string())?;
+    let options = codegen::Options { dump_after: vec!["all".into()], ..Default::default() };
+    let compiled = codegen::compile(graph, &options)?;
+    for dump in &compiled.dumps {
+        same(&reprinted(&dump.text)?, &dump.text)
+            .map_err(|it| format!("after {}: {}", dump.pass, it.message().unwrap_or("differs")))?;
+    }
+    match text::parse_plan(&compiled.plan.to_string())? == compiled.plan {
+        true => Ok(()),
+        false => Err("the plan that was parsed is another one".into()),
+    }
 }
 
 fn file(path: &Path) -> Result<(), Failed> {

@@ -1,1 +1,28 @@
-//! bench
+//! What the benchmarks share. `cargo bench -p bench` runs them; `docs/performance.md` has results.
+
+use std::path::Path;
+
+use ir::model::{MeshSpec, Model};
+use ir::plan::Plan;
+
+/// A model of `examples/`.
+///
+/// # Panics
+/// If it is not there, or not a model.
+pub fn example(name: &str) -> Model {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples").join(format!("{name}.ron"));
+    let source = std::fs::read_to_string(&path).unwrap_or_else(|it| panic!("{path:?}: {it}"));
+    ir::model::parse(&source).unwrap_or_else(|it| panic!("{path:?}: {it}"))
+}
+
+/// Elaborates and compiles a model, verification included.
+///
+/// # Panics
+/// If the model does not fit the mesh.
+pub fn compile(model: &Model, mesh: &str) -> Plan {
+    let mesh = MeshSpec::parse(mesh).unwrap_or_else(|it| panic!("{it}"));
+    let graph = ir::model::elaborate(model, &mesh).unwrap_or_else(|it| panic!("{it}"));
+    let compiled = codegen::compile(graph, &codegen::Options::default());
+    compiled.unwrap_or_else(|it| panic!("{it}")).plan
+}

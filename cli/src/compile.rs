@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ir::Phase;
+use ir::graph::Move;
 use ir::plan::{MemoryProfile, Plan, memory_profile};
 use ir::summary::{CollectiveTotal, Summary};
 use passes::{Dump, GRAPH_PASSES};
@@ -11,6 +12,7 @@ use serde_json::json;
 
 use crate::input::{self, File, Input, ModelArgs};
 use crate::lint::{self, Finding, Lint};
+use crate::moves;
 use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::{Align, Table, bytes, elided, plural, short, wrapped};
 use crate::words::{describe, mesh_text, user_axes};
@@ -83,6 +85,7 @@ struct Compiled {
     summary: Summary,
     memory: MemoryProfile,
     findings: Vec<Finding>,
+    moves: Vec<Move>,
     times: Times,
 }
 
@@ -116,10 +119,10 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         Err(error) => &error.dumps,
     };
     dump(args, dumps)?;
-    let codegen::Compiled { plan, times, dumps } =
+    let codegen::Compiled { plan, times, dumps, moves } =
         result.map_err(|it| file.pass_failure(&it.error))?;
 
-    let findings = lint::findings(&plan);
+    let findings = lint::findings(&plan, &moves);
     let times = Times { elaborate, passes: times, total };
     if let Some(emit) = args.emit {
         let text = match emit_after {
@@ -145,12 +148,18 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let output = args.output.clone().unwrap_or_else(|| default_output(&args.input));
     input::write(&output, &ir::text::print_plan(&plan))?;
     let (summary, memory) = (in_users_words(&plan), memory_profile(&plan));
-    let compiled = Compiled { plan, summary, memory, findings, times };
+    let compiled = Compiled { plan, summary, memory, findings, moves, times };
     match ui.format {
         Format::Json => print_json(&compiled.json(&output)),
         Format::Text if ui.quiet => Ok(()),
         Format::Text => {
-            print(&compiled.text(&output, args.time_passes || ui.verbose));
+            print(&compiled.text(&output));
+            if ui.verbose {
+                print(&moves::table(&compiled.moves, &compiled.plan.mesh));
+            }
+            if args.time_passes || ui.verbose {
+                print(&format!("\n{}", compiled.times.table()));
+            }
             Ok(())
         }
     }
@@ -255,8 +264,8 @@ fn ms(time: Duration) -> String {
 }
 
 impl Compiled {
-    fn text(&self, output: &Path, time_passes: bool) -> String {
-        let Compiled { plan, summary, memory, findings, times } = self;
+    fn text(&self, output: &Path) -> String {
+        let Compiled { plan, summary, memory, findings, moves: _, times } = self;
         let title = format!("{} on {}", plan.name, mesh_text(&plan.mesh));
         let mut res = format!("{title} -> {}\n\n", output.display());
         labelled(
@@ -316,10 +325,6 @@ impl Compiled {
         for finding in findings {
             labelled(&mut res, "note", &finding.text());
         }
-        if time_passes {
-            res.push('\n');
-            res.push_str(&times.table());
-        }
         res
     }
 
@@ -360,7 +365,7 @@ impl Compiled {
     }
 
     fn json(&self, output: &Path) -> serde_json::Value {
-        let Compiled { plan, summary, memory, findings, times } = self;
+        let Compiled { plan, summary, memory, findings, moves, times } = self;
         let ms = |it: &Duration| it.as_secs_f64() * 1e3;
         let by_name = |times: &[(&'static str, Duration)]| -> serde_json::Map<String, _> {
             times.iter().map(|it| (it.0.to_string(), json!(ms(&it.1)))).collect()
@@ -395,6 +400,7 @@ impl Compiled {
             "summary": summary,
             "memory": { "total_bytes": memory.total_bytes(), "peak": peak },
             "lints": findings,
+            "moves": moves::json(moves, &plan.mesh),
             "time_ms": {
                 "total": ms(&times.total),
                 "parts": by_name(&times.parts()),

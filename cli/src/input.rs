@@ -1,5 +1,6 @@
 //! What commands read: a model, IR, or a plan. And how errors of the libraries become reports.
 
+use std::ops::Range;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -165,11 +166,28 @@ impl File<'_> {
                     Some(it) if !message.contains(it.as_str()) => format!("`{it}`: {message}"),
                     _ => message.clone(),
                 };
-                Failure::new(code, message).in_file(self.path)
+                let failure = Failure::new(code, message);
+                match subject.as_deref().and_then(|it| mentioned(&self.text, it)) {
+                    Some(span) => failure.at(self.path, &self.text, span),
+                    None => failure.in_file(self.path),
+                }
             }
             PassError::Broke { .. } => Failure::bug(error.to_string()),
         }
     }
+}
+
+/// Where a model names the module or value that `subject` comes from: the longest dotted prefix of it
+/// that the text has in quotes, else its last part (a value of a block).
+fn mentioned(text: &str, subject: &str) -> Option<Range<usize>> {
+    let ends = subject.char_indices().filter(|it| it.1 == '.').map(|it| it.0);
+    let mut prefixes: Vec<&str> = ends.map(|it| &subject[..it]).collect();
+    prefixes.push(subject);
+    let last = subject.rsplit('.').next();
+    prefixes.into_iter().rev().chain(last).find_map(|it| {
+        let start = text.find(&format!("\"{it}\""))?;
+        Some(start..start + it.len() + 2)
+    })
 }
 
 /// Splits `path=value`.
@@ -185,12 +203,18 @@ fn split(arg: &str) -> Outcome<(&str, &str)> {
     }
 }
 
-/// What the system says, without its error number.
+/// What the system says: `no such file or directory`.
 pub fn reason(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    let text = text.split(" (os error").next().unwrap_or_default();
+    let text = without_errno(&error.to_string());
     let mut chars = text.chars();
     chars.next().map(|it| it.to_lowercase().chain(chars).collect()).unwrap_or_default()
+}
+
+/// Leaves out ` (os error 2)`, which tells a user nothing more.
+pub fn without_errno(text: &str) -> String {
+    let Some((before, rest)) = text.split_once(" (os error ") else { return text.to_string() };
+    let after = rest.split_once(')').map_or("", |it| it.1);
+    format!("{before}{after}")
 }
 
 /// Writes a file that was asked for.

@@ -1,5 +1,6 @@
 //! What is legal in a plan and probably not meant.
 
+use ir::graph::Move;
 use ir::placement::AxisSet;
 use ir::plan::Plan;
 use serde::Serialize;
@@ -15,6 +16,8 @@ pub enum Lint {
     /// A weight that is sharded outside `weight_mesh`: the scale of its quantized form would differ
     /// between parts of one tensor.
     SplitScale,
+    /// A weight or a batch of data that is moved, although the model says where it lives.
+    Moved,
 }
 
 /// A lint and the tensors that it is about.
@@ -27,7 +30,7 @@ pub struct Finding {
 }
 
 impl Lint {
-    const ALL: [Lint; 3] = [Lint::Uneven, Lint::EmptyShards, Lint::SplitScale];
+    const OF_PARAMS: [Lint; 3] = [Lint::Uneven, Lint::EmptyShards, Lint::SplitScale];
 
     /// As on the command line.
     pub fn name(self) -> &'static str {
@@ -35,6 +38,7 @@ impl Lint {
             Lint::Uneven => "uneven",
             Lint::EmptyShards => "empty-shards",
             Lint::SplitScale => "split-scale",
+            Lint::Moved => "moved",
         }
     }
 
@@ -44,6 +48,7 @@ impl Lint {
             Lint::Uneven => "have shards of different sizes, padded to the largest",
             Lint::EmptyShards => "have ranks that hold nothing of them",
             Lint::SplitScale => "are sharded over axes outside `weight_mesh`",
+            Lint::Moved => "are moved in every step, although the model places them",
         }
     }
 
@@ -60,17 +65,21 @@ impl Lint {
                 let outside: AxisSet = data.sharding.sharded_axes().minus(plan.weight_mesh);
                 data.ty.ndim() >= 2 && !outside.is_empty()
             }
+            Lint::Moved => false,
         }
     }
 }
 
-/// What there is to say about the parameters of a plan.
-pub fn findings(plan: &Plan) -> Vec<Finding> {
+/// What there is to say about a plan, and about the moves that were chosen for it.
+pub fn findings(plan: &Plan, moves: &[Move]) -> Vec<Finding> {
     let tensors = |lint: Lint| -> Vec<String> {
         let found = plan.params.iter().filter(|it| lint.finds(plan, it.buffer));
         found.map(|it| plan.buffers[it.buffer].name.clone()).collect()
     };
-    let all = Lint::ALL.into_iter().map(|lint| Finding { lint, tensors: tensors(lint) });
+    let of_params = Lint::OF_PARAMS.into_iter();
+    let of_params = of_params.map(|lint| Finding { lint, tensors: tensors(lint) });
+    let moved = moves.iter().filter(|it| it.placed).map(|it| it.value.clone()).collect();
+    let all = of_params.chain([Finding { lint: Lint::Moved, tensors: moved }]);
     all.filter(|it| !it.tensors.is_empty()).collect()
 }
 

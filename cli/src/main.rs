@@ -8,6 +8,7 @@ mod explain;
 mod input;
 mod inspect;
 mod lint;
+mod moves;
 mod report;
 mod run;
 mod table;

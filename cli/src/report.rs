@@ -11,9 +11,8 @@ use std::process::ExitCode;
 
 use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
 use miette::{SourceCode, SourceSpan};
-use serde_json::json;
 
-use crate::table::WIDTH;
+use crate::table::{WIDTH, wrapped};
 
 /// How to talk to the user; the same for all commands.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -79,6 +78,17 @@ pub struct Place {
     pub spot: Option<(String, Range<usize>)>,
 }
 
+/// A failure for programs; line and column count from 1, columns in characters.
+#[derive(serde::Serialize)]
+struct Object<'a> {
+    code: &'a str,
+    message: &'a str,
+    help: Option<&'a str>,
+    file: Option<String>,
+    line: Option<usize>,
+    column: Option<usize>,
+}
+
 impl Failure {
     /// An error of the user.
     pub fn new(code: &'static str, message: impl Into<String>) -> Box<Failure> {
@@ -129,24 +139,25 @@ impl Failure {
         ExitCode::from(if self.is_bug { 101 } else { 1 })
     }
 
-    /// One JSON object; line and column count from 1, columns in characters.
-    fn json(&self) -> serde_json::Value {
+    /// One JSON object on one line.
+    fn json(&self) -> String {
         let position = self.place.as_ref().and_then(Place::position);
-        json!({
-            "code": self.code,
-            "message": self.message,
-            "help": self.help,
-            "file": self.place.as_ref().map(|it| it.file.display().to_string()),
-            "line": position.map(|it| it.0),
-            "column": position.map(|it| it.1),
-        })
+        let object = Object {
+            code: self.code,
+            message: &self.message,
+            help: self.help.as_deref(),
+            file: self.place.as_ref().map(|it| it.file.display().to_string()),
+            line: position.map(|it| it.0),
+            column: position.map(|it| it.1),
+        };
+        serde_json::to_string(&object).unwrap_or_else(|it| it.to_string())
     }
 
     fn text(&self, theme: GraphicalTheme) -> String {
         let handler = GraphicalReportHandler::new_themed(theme)
-            .with_width(WIDTH)
             .with_context_lines(1)
-            .with_break_words(false)
+            // Wrapped here, so that `--mesh` and names of passes stay whole.
+            .with_wrap_lines(false)
             .with_links(false);
         let mut res = String::new();
         match handler.render_report(&mut res, &Report::of(self)) {
@@ -185,13 +196,14 @@ impl Report<'_> {
 
 impl fmt::Display for Report<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.failure.place {
+        let message = match &self.failure.place {
             // What has no snippet names its file in the message.
             Some(Place { file, spot: None }) => {
-                write!(f, "{}: {}", file.display(), self.failure.message)
+                format!("{}: {}", file.display(), self.failure.message)
             }
-            _ => f.write_str(&self.failure.message),
-        }
+            _ => self.failure.message.clone(),
+        };
+        f.write_str(&wrapped(&message, WIDTH - "  x ".len()).join("\n"))
     }
 }
 
@@ -203,7 +215,8 @@ impl Diagnostic for Report<'_> {
     }
 
     fn help(&self) -> Option<Box<dyn fmt::Display + '_>> {
-        self.failure.help.as_ref().map(|it| Box::new(it) as Box<dyn fmt::Display>)
+        let help = self.failure.help.as_ref()?;
+        Some(Box::new(wrapped(help, WIDTH - "  help: ".len()).join("\n")))
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {

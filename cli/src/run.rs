@@ -71,8 +71,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     }
     let plan = input::plan(&args.input, &args.model)?;
     let options = args.options();
-    let mut log = Log::new(&plan, &options, ui);
-    log.start(&plan, args);
+    let mut log = Log::new(&plan, args, &options, ui);
     let result = runtime::train(&plan, &options, |it| log.step(it));
     log.bar.finish_and_clear();
     result.map_err(|it| failure(&it, &args.input))?;
@@ -101,7 +100,7 @@ fn failure(error: &RunError, input: &Path) -> Box<Failure> {
     if error.is_bug() {
         return Failure::bug(format!("{error} [{}], running {}", error.code(), input.display()));
     }
-    let message = error.to_string();
+    let message = input::without_errno(&error.to_string());
     // What would fix it is the last part of the message.
     match message.rsplit_once("; ") {
         Some((what, fix)) => Failure::new(error.code(), what).help(fix),
@@ -115,6 +114,8 @@ struct Log<'a> {
     options: &'a TrainOptions,
     steps: u64,
     bar: ProgressBar,
+    /// Printed with the first step, so that a run that cannot start prints no results.
+    title: String,
     start: Instant,
     first: Option<StepReport>,
     last: Option<StepReport>,
@@ -123,7 +124,7 @@ struct Log<'a> {
 }
 
 impl<'a> Log<'a> {
-    fn new(plan: &Plan, options: &'a TrainOptions, ui: &'a Ui) -> Log<'a> {
+    fn new(plan: &Plan, args: &Args, options: &'a TrainOptions, ui: &'a Ui) -> Log<'a> {
         let steps = options.steps(plan);
         let bar = if ui.quiet { ProgressBar::hidden() } else { ProgressBar::new(steps) };
         let style = "{bar:24} {pos}/{len} steps, {eta} left  {msg}";
@@ -135,33 +136,13 @@ impl<'a> Log<'a> {
             options,
             steps,
             bar,
+            title: title(plan, args),
             start: Instant::now(),
             first: None,
             last: None,
             tokens: 0,
             busy: Duration::ZERO,
         }
-    }
-
-    fn start(&self, plan: &Plan, args: &Args) {
-        if self.ui.quiet || self.ui.format == Format::Json {
-            return;
-        }
-        let parameters: u64 =
-            plan.params.iter().map(|it| plan.buffers[it.buffer].ty.n_elements()).sum();
-        let list = |files: &[PathBuf], none: &str| match files {
-            [] => none.to_string(),
-            [file] => file.display().to_string(),
-            files => format!("{} files", files.len()),
-        };
-        print(&format!(
-            "{} on {}, {} parameters\nweights: {}; data: {}\n",
-            plan.name,
-            mesh_text(&plan.mesh),
-            short(parameters),
-            list(&args.weights, "random"),
-            list(&args.data, "generated"),
-        ));
     }
 
     fn step(&mut self, report: &StepReport) {
@@ -171,6 +152,7 @@ impl<'a> Log<'a> {
         self.busy += Duration::from_secs_f64(report.seconds);
         if self.options.logs(report.step, self.steps) && !self.ui.quiet {
             let line = match self.ui.format {
+                Format::Text if self.first.is_none() => self.title.clone() + &step_text(report),
                 Format::Text => step_text(report),
                 Format::Json => format!("{}\n", step_json(report)),
             };
@@ -205,6 +187,24 @@ impl<'a> Log<'a> {
             grouped(tps as u64)
         ));
     }
+}
+
+fn title(plan: &Plan, args: &Args) -> String {
+    let parameters: u64 =
+        plan.params.iter().map(|it| plan.buffers[it.buffer].ty.n_elements()).sum();
+    let list = |files: &[PathBuf], none: &str| match files {
+        [] => none.to_string(),
+        [file] => file.display().to_string(),
+        files => format!("{} files", files.len()),
+    };
+    format!(
+        "{} on {}, {} parameters\nweights: {}; data: {}\n",
+        plan.name,
+        mesh_text(&plan.mesh),
+        short(parameters),
+        list(&args.weights, "random"),
+        list(&args.data, "generated"),
+    )
 }
 
 /// `step:  10  loss: 4.2344  grad_norm: 2.2000  lr: 1.0e-3  tps: 27,483`.

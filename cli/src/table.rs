@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn long_text_fits() {
-        check(elided("model.layers.0.self_attn.q_proj.weight", 20), "model...q_proj.weight");
+        check(elided("model.layers.0.self_attn.q_proj.weight", 20), "model..._proj.weight");
         assert_eq!(wrapped("a bc def", 4), ["a bc", "def"]);
     }
 }

@@ -6,12 +6,10 @@ mod tests;
 
 use std::time::{Duration, Instant};
 
+use ir::graph::Move;
 use ir::plan::Plan;
 use ir::{Graph, Phase};
-use passes::{
-    Autodiff, BatchCollectives, Cse, Dce, Dump, InsertCollectives, Localize, PassError,
-    PassManager, PlanMemory, PropagateShardings, Rematerialize, ScheduleOverlap, Update,
-};
+use passes::{Dump, GRAPH_PASSES, PassError, PassManager, PlanMemory, ScheduleOverlap};
 
 pub use lower::lower;
 
@@ -33,6 +31,8 @@ pub struct Compiled {
     pub times: Vec<(&'static str, Duration)>,
     /// The dumps that [`Options`] asked for.
     pub dumps: Vec<Dump>,
+    /// What is moved because shardings disagree, in program order.
+    pub moves: Vec<Move>,
 }
 
 /// A graph that was not compiled.
@@ -46,12 +46,15 @@ pub struct CompileError {
     pub dumps: Vec<Dump>,
 }
 
-/// Compiles a graph in phase `Logical`: the table of contents of the compiler.
+/// Compiles a graph in phase `Logical`: [`GRAPH_PASSES`], [`lower`], the options' [`ScheduleOverlap`]
+/// and [`PlanMemory`].
 pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError> {
     let mut manager =
         PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
     match pipeline(graph, options, &mut manager) {
-        Ok(plan) => Ok(Compiled { plan, times: manager.times, dumps: manager.dumps }),
+        Ok((plan, moves)) => {
+            Ok(Compiled { plan, times: manager.times, dumps: manager.dumps, moves })
+        }
         Err(error) => Err(CompileError { error, dumps: manager.dumps }),
     }
 }
@@ -60,24 +63,11 @@ fn pipeline(
     mut graph: Graph,
     options: &Options,
     manager: &mut PassManager,
-) -> Result<Plan, PassError> {
-    manager.run(
-        &mut graph,
-        &[
-            &Autodiff,
-            &Update,
-            &PropagateShardings,
-            &InsertCollectives,
-            &Cse,
-            &Rematerialize,
-            &Dce,
-            &BatchCollectives,
-            &Localize,
-        ],
-    )?;
+) -> Result<(Plan, Vec<Move>), PassError> {
+    manager.run(&mut graph, GRAPH_PASSES)?;
     let start = Instant::now();
     let mut plan = lower(&graph);
     manager.finish("lower", Phase::Lowered, &plan, start)?;
     manager.run(&mut plan, &[&options.schedule, &PlanMemory])?;
-    Ok(plan)
+    Ok((plan, graph.moves))
 }

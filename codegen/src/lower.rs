@@ -1,10 +1,10 @@
 //! `lower`: from the program of one rank to instructions over buffers.
 //!
-//! Every value gets a buffer named after it, but for two kinds that take over another's:
+//! Every value gets a buffer named after it, but for the next content of a state, where possible:
 //!
 //! ```text
-//! store %w <- %w.next          %w.next is made in the buffer of %w, if nothing reads the old %w later
-//! %sum = add %a, %b            %sum is made in the buffer of %a, if %a is a temporary that dies here
+//! %p.next = adamw %p, ...          %p = adamw %p, ...          if nothing reads the old %p later
+//! store %p = %p.next in update
 //! ```
 //!
 //! A store that cannot be made in place is a copy at the end of its section. All instructions are
@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
-use ir::graph::{Def, NodeData, Store};
+use ir::graph::{Def, Store};
 use ir::placement::AxisSet;
 use ir::plan::{
     Buffer, BufferData, Comm, Instruction, Part, Plan, PlanParam, PlanSection, Role, Stream,
@@ -22,7 +22,7 @@ use ir::plan::{
 use ir::{Graph, Node, Op, Phase, Section, Value};
 use smallvec::SmallVec;
 
-/// Lowers a graph in phase `Local`. See the [module docs](self).
+/// Lowers a graph in phase `Local`.
 ///
 /// # Panics
 /// If the graph is in another phase.
@@ -43,7 +43,7 @@ pub fn lower(graph: &Graph) -> Plan {
     let mut at = 0;
     for section in SECTIONS {
         while let Some(&node) = order.get(at).filter(|&&it| graph.nodes[it].section == section) {
-            lowering.node(node, at as u32);
+            lowering.node(node);
             at += 1;
         }
         lowering.copies(section);
@@ -114,8 +114,6 @@ struct Uses {
     position: SecondaryMap<Node, u32>,
     /// The last reader in each section.
     last: SecondaryMap<Value, [Option<u32>; 4]>,
-    /// A collective reads it.
-    sent: SecondaryMap<Value, bool>,
     /// It is a result of the program.
     result: SecondaryMap<Value, bool>,
     /// Sections at whose end it is stored.
@@ -129,7 +127,6 @@ impl Uses {
         let mut res = Uses {
             position: SecondaryMap::new(),
             last: SecondaryMap::new(),
-            sent: SecondaryMap::new(),
             result: SecondaryMap::new(),
             stored: SecondaryMap::new(),
             written: SecondaryMap::new(),
@@ -139,7 +136,6 @@ impl Uses {
             let data = &graph.nodes[node];
             for &input in &data.inputs {
                 res.last[input][data.section as usize] = Some(at);
-                res.sent[input] |= matches!(data.op, Op::Collective(_));
             }
         }
         graph.results.iter().for_each(|it| res.result[it.1] = true);
@@ -273,16 +269,13 @@ impl Lowering<'_> {
         })
     }
 
-    fn node(&mut self, node: Node, at: u32) {
+    fn node(&mut self, node: Node) {
         let data = &self.graph.nodes[node];
         let args = data.inputs.iter().map(|&it| self.buffer(it)).collect();
-        for (index, &result) in data.results.iter().enumerate() {
-            let home = self.homes.of[result].map(|it| self.buffer(it));
-            match home.or_else(|| self.dying_operand(data, index, at)) {
-                Some(buffer) => self.buffer_of[result] = Some(buffer),
-                None => {
-                    self.make(result, self.role(result, data.section));
-                }
+        for &result in &data.results {
+            match self.homes.of[result] {
+                Some(state) => self.buffer_of[result] = Some(self.buffer(state)),
+                None => _ = self.make(result, self.role(result, data.section)),
             }
         }
         let results = data.results.iter().map(|&it| self.buffer(it));
@@ -310,35 +303,6 @@ impl Lowering<'_> {
         let read = SECTIONS.iter().any(|&it| later(it) && self.uses.last_in(value, it).is_some());
         let stored = self.uses.stored[value].iter().any(|&it| later(it));
         if read || stored || self.uses.result[value] { Role::Carried } else { Role::Temp }
-    }
-
-    /// The buffer of a temporary operand that nothing reads after this node, where the op may make
-    /// its result in it. A buffer that a collective reads is left alone, so that nobody waits for it.
-    fn dying_operand(&self, data: &NodeData, index: usize, at: u32) -> Option<Buffer> {
-        let result = data.results[index];
-        let dies = |operand: usize| {
-            let value = data.inputs[operand];
-            let buffer = self.buffer(value);
-            let made_here = self.graph.producer(value).is_some_and(|it| {
-                plan_section(self.graph.nodes[it].section) == plan_section(data.section)
-            });
-            let read_once =
-                data.inputs.iter().filter(|&&it| self.buffer(it) == buffer).count() == 1;
-            made_here
-                && read_once
-                && self.plan.buffers[buffer].role == Role::Temp
-                && self.uses.last(value) == Some(at)
-                && !self.uses.result[value]
-                && self.uses.stored[value].is_empty()
-                && !self.uses.sent[value]
-                && self.graph.ty(value) == self.graph.ty(result)
-                && self.graph.sharding(value) == self.graph.sharding(result)
-        };
-        if self.role(result, data.section) != Role::Temp {
-            return None;
-        }
-        let mut pairs = data.op.in_place().iter().filter(|it| it.0 == index);
-        pairs.find(|it| dies(it.1)).map(|it| self.buffer(data.inputs[it.1]))
     }
 
     fn comm(&mut self, axes: AxisSet) -> Comm {
@@ -478,26 +442,6 @@ mod tests {
   s0: %s.before_backward = copy %s
   s0: %s = copy %t.before_backward
   s0: %t = copy %s.before_backward
-",
-        );
-    }
-
-    #[test]
-    fn a_dying_temporary_gives_its_buffer() {
-        check(
-            "  forward:
-  %a = add %x, %x : f32[8] @ [_]
-  %b = add %a, %x : f32[8] @ [_]
-  %c = mul %x, %b : f32[8] @ [_]
-  update:
-  %next = add %p, %c : f32[8] @ [_]
-  store %p = %next in update
-",
-            "  s0: %a = add %x, %x
-  s0: %a = add %a, %x
-  s0: %c = mul %x, %a
-  update:
-  s0: %p = add %p, %c
 ",
         );
     }

@@ -66,6 +66,23 @@ pub struct Graph {
     pub training: Training,
     /// Data and schedule, for the plan.
     pub run: Run,
+    /// What `propagate-shardings` decided to move; a report, not part of the program.
+    pub moves: Vec<Move>,
+}
+
+/// A value that is moved because the shardings around it disagree, the cheapest way to settle them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Move {
+    /// The value.
+    pub value: Name,
+    /// What reads it elsewhere; the value itself where its own op makes it elsewhere.
+    pub reader: Name,
+    /// Where it is.
+    pub from: Sharding,
+    /// Where it is wanted.
+    pub to: Sharding,
+    /// Whether the user placed it (a weight, or a batch of data) and it is sent to other ranks.
+    pub placed: bool,
 }
 
 /// How parameters are trained.
@@ -301,6 +318,7 @@ impl Graph {
                 reduce: Reduction::default(),
             },
             run: Run::default(),
+            moves: Vec::new(),
         }
     }
 

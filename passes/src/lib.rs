@@ -3,17 +3,17 @@
 
 mod pass;
 
-mod autodiff;
-mod batch_collectives;
-mod cse;
-mod dce;
-mod insert_collectives;
-mod localize;
-mod plan_memory;
-mod propagate_shardings;
-mod rematerialize;
-mod schedule_overlap;
-mod update;
+pub mod autodiff;
+pub mod batch_collectives;
+pub mod cse;
+pub mod dce;
+pub mod insert_collectives;
+pub mod localize;
+pub mod plan_memory;
+pub mod propagate_shardings;
+pub mod rematerialize;
+pub mod schedule_overlap;
+pub mod update;
 
 use ir::Graph;
 

@@ -2,7 +2,8 @@
 //!
 //! What survives a section gets bytes of its own, in order. Temporaries of all sections share one
 //! arena: a walk in issue order takes the smallest hole that fits at a buffer's first use and gives it
-//! back after its last. Streams run concurrently, so a hole carries the clock of its last tenants'
+//! back after its last. A result takes over the bytes of an operand that dies where the op allows it
+//! ([`ir::ops::OpDef::in_place`]). Streams run concurrently, so a hole carries the clock of its last tenants'
 //! uses, and only an instruction that is ordered after all of them may have it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -97,9 +98,22 @@ fn pack(
             }
         }
         let now = clocks.of(stream).clone();
+        let mut taken: SmallVec<[Buffer; 2]> = SmallVec::new();
         for &buffer in &touched {
             if spans[buffer].is_some_and(|it| it.0 == index) {
-                let offset = arena.take(bytes[buffer], &now);
+                let dies = |it: Buffer| {
+                    spans[it].is_some_and(|it| it.1 == index)
+                        && !taken.contains(&it)
+                        && plan.local_bytes(it) == plan.local_bytes(buffer)
+                        && covers(&now, &used[it])
+                };
+                let offset = match operand_for(instruction, buffer, dies) {
+                    Some(operand) => {
+                        taken.push(operand);
+                        offset_of[operand]
+                    }
+                    None => arena.take(bytes[buffer], &now),
+                };
                 offset_of[buffer] = offset;
                 res.push((buffer, offset));
             }
@@ -107,13 +121,25 @@ fn pack(
         let time = clocks.run(stream);
         for &buffer in &touched {
             used[buffer][stream.index()] = time;
-            if spans[buffer].is_some_and(|it| it.1 == index) {
+            if spans[buffer].is_some_and(|it| it.1 == index) && !taken.contains(&buffer) {
                 let hole = Hole { bytes: bytes[buffer], after: used[buffer].clone() };
                 arena.give(offset_of[buffer], hole, clocks.of(Stream::new(0)));
             }
         }
     }
     (res, arena.end)
+}
+
+/// An operand that `dies` and in whose bytes the op may make `result`.
+fn operand_for(
+    instruction: &Instruction,
+    result: Buffer,
+    dies: impl Fn(Buffer) -> bool,
+) -> Option<Buffer> {
+    let Instruction::Compute { op, args, results, .. } = instruction else { return None };
+    let once = |it: Buffer| args.iter().filter(|&&arg| arg == it).count() == 1;
+    let mut pairs = op.in_place().iter().filter(|it| results[it.0] == result);
+    pairs.find(|it| once(args[it.1]) && dies(args[it.1])).map(|it| args[it.1])
 }
 
 /// Free bytes, and the clock after which they may be written.
@@ -209,5 +235,75 @@ impl Holes {
         let hole = self.holes.remove(&offset).expect("the hole is there");
         self.by_size.remove(&(hole.bytes, offset));
         hole
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PassManager;
+
+    /// Plans `step`, of temporaries of 256 bytes, and compares offsets in units of that.
+    #[track_caller]
+    fn check(step: &str, expect: &[(&str, u64)]) {
+        let mut temps = String::new();
+        for (name, _) in expect {
+            temps += &format!("  buffer %{name} : f32[8, 8] @ [_, _] temp\n");
+        }
+        let text = format!(
+            "plan @test phase=scheduled mesh=(dp=2) events=4 {{
+  comm c0 = (dp)
+  stream s0 = compute
+  stream s1 = comm
+  buffer %p : f32[16, 4] @ [dp, _] param
+  buffer %x : f32[8, 8] @ [_, _] input
+  buffer %half : f32[8, 8] @ [dp, _] input
+  buffer %out : f32[8, 8] @ [_, _] carried
+{temps}  step:
+{step}}}
+"
+        );
+        let mut plan = ir::text::parse_plan(&text).unwrap_or_else(|it| panic!("{it}\n{text}"));
+        PassManager::default().run(&mut plan, &[&PlanMemory]).unwrap();
+        let offset = |name: &str| plan.buffers[plan.buffer(name).unwrap()].offset.unwrap();
+        let found: Vec<(&str, u64)> =
+            expect.iter().map(|it| (it.0, offset(it.0) / ALIGN)).collect();
+        assert_eq!(found, expect);
+        let end = found.iter().map(|it| it.1 + 1).max().unwrap();
+        assert_eq!((plan.persistent_bytes, plan.step_bytes), (4 * ALIGN, end * ALIGN));
+    }
+
+    #[test]
+    fn bytes_are_reused_after_the_last_use() {
+        let step = "  s0: %a = transpose(perm:[1,0]) %x
+  s0: %b = transpose(perm:[1,0]) %a
+  s0: %c = transpose(perm:[1,0]) %b
+  s0: %out = transpose(perm:[1,0]) %c
+";
+        check(step, &[("a", 0), ("b", 1), ("c", 0)]);
+    }
+
+    #[test]
+    fn a_result_takes_over_a_dying_operand() {
+        let step = "  s0: %a = mul %x, %x
+  s0: %b = mul %a, %x
+  s0: %c = mul %x, %b
+  s0: %out = mul %b, %c
+";
+        check(step, &[("a", 0), ("b", 0), ("c", 1)]);
+    }
+
+    #[test]
+    fn bytes_that_another_stream_may_still_use_are_left_alone() {
+        let gather = "  s0: %a = mul %x, %x
+  s0: %out = mul %a, %x
+  s1: %b = all_gather %half on c0
+  s1: record e0
+  s0: wait e0
+  s0: %out = mul %b, %x
+";
+        check(gather, &[("a", 0), ("b", 1)]);
+        let after = gather.replace("  s1: %b", "  s0: record e1\n  s1: wait e1\n  s1: %b");
+        check(&after, &[("a", 0), ("b", 0)]);
     }
 }

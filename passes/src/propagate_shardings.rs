@@ -4,15 +4,17 @@
 //! its operands, its pinned results and its primal suggest; the cheapest wins, counting what must be
 //! moved, what a partial result will cost later, and the work that one rank does. A value that was
 //! moved is kept as a copy, so that a second reader (or its gradient) moves nothing. Weights and data
-//! stay where the user put them: moving one costs [`PLACED_PENALTY`] times as much.
+//! stay where the user put them: moving one costs `PLACED_PENALTY` times as much. All moves are
+//! reported in [`Graph::moves`].
 //!
 //! Values that start the program without a sharding (inputs of a model that annotates only some
 //! values) get one first, from a walk against program order; accumulators follow what they sum.
 
+use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use cranelift_entity::SecondaryMap;
-use ir::graph::{Def, NewNode, Store, ValueData};
+use ir::graph::{Def, Move, NewNode, Store, ValueData};
 use ir::ops::{Assignment, Factors, Linear, Reshard};
 use ir::placement::{self, AxisSet, CommCost, ReduceOp, Sharding};
 use ir::{Builder, Graph, Node, Op, Phase, TensorType, Value};
@@ -69,6 +71,7 @@ impl Pass<Graph> for PropagateShardings {
             placed,
             copies: SecondaryMap::new(),
             known: FxHashMap::default(),
+            prices: RefCell::default(),
             cost: CommCost::default(),
         };
         for node in order {
@@ -149,7 +152,15 @@ struct Walk<'a> {
     copies: SecondaryMap<Value, SmallVec<[Value; 2]>>,
     /// Choices made, by everything that they depend on: identical layers cost one search.
     known: FxHashMap<u64, Assignment>,
+    /// Seconds of moves between shardings of a type.
+    prices: RefCell<FxHashMap<u64, f64>>,
     cost: CommCost,
+}
+
+fn hash(it: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    it.hash(&mut hasher);
+    hasher.finish()
 }
 
 impl Walk<'_> {
@@ -331,14 +342,23 @@ impl Walk<'_> {
         Ok(best)
     }
 
+    /// What the cheapest way from one sharding to another costs; each is searched for once.
     fn seconds(&self, from: &Sharding, to: &Sharding, ty: &TensorType) -> Result<f64, PassError> {
         if from == to {
             return Ok(0.0);
         }
+        let key = hash(&(from, to, ty));
+        if let Some(&seconds) = self.prices.borrow().get(&key) {
+            return Ok(seconds);
+        }
         let mesh = &self.builder.graph.mesh;
-        placement::reshard_cost(from, to, &ty.shape, ty.dtype.bytes(), mesh, &self.cost).map_err(
-            |it| PassError::Failed { code: "PL0401", message: it.to_string(), subject: None },
-        )
+        let bytes = ty.dtype.bytes();
+        let seconds =
+            placement::reshard_cost(from, to, &ty.shape, bytes, mesh, &self.cost).map_err(
+                |it| PassError::Failed { code: "PL0401", message: it.to_string(), subject: None },
+            )?;
+        self.prices.borrow_mut().insert(key, seconds);
+        Ok(seconds)
     }
 
     /// Lays the node out as chosen: moved operands before it, moved results after it.
@@ -357,13 +377,14 @@ impl Walk<'_> {
             match self.builder.graph.values[result].sharding.clone() {
                 None => self.builder.graph.values[result].sharding = Some(natural),
                 Some(pin) if pin == natural => (),
-                Some(_) => {
+                Some(pin) => {
                     let data = &self.builder.graph.values[result];
                     let (name, ty) =
                         (format!("{}.{}", data.name, suffix(&natural, None)), data.ty.clone());
                     let name = self.builder.unique(&name);
                     let def = Def::Result { node, index: i as u32 };
                     let raw = self.builder.graph.add_leaf(name, ty, def);
+                    self.report(result, result, natural.clone(), pin, false);
                     self.builder.graph.values[raw].sharding = Some(natural);
                     self.builder.graph.nodes[node].results[i] = raw;
                     self.reshard(node, raw, result);
@@ -381,7 +402,11 @@ impl Walk<'_> {
         if let Some(&copy) = self.copies[value].iter().find(|&&it| *graph.sharding(it) == needed) {
             return copy;
         }
-        let (source, _) = self.cheapest(value, &needed).expect("the choice was costed");
+        let (source, seconds) = self.cheapest(value, &needed).expect("the choice was costed");
+        let reader = graph.nodes[node].results[0];
+        let (from, placed) = (graph.sharding(source).clone(), self.placed[value] && seconds > 0.0);
+        self.report(value, reader, from, needed.clone(), placed);
+        let graph = &*self.builder.graph;
         let data = &graph.values[value];
         let name = format!("{}.{}", data.name, suffix(graph.sharding(source), Some(&needed)));
         let ty = data.ty.clone();
@@ -392,6 +417,12 @@ impl Walk<'_> {
         self.reshard(node, source, copy);
         self.copies[value].push(copy);
         copy
+    }
+
+    fn report(&mut self, value: Value, reader: Value, from: Sharding, to: Sharding, placed: bool) {
+        let name = |it: Value| self.builder.graph.values[it].name.clone();
+        let report = Move { value: name(value), reader: name(reader), from, to, placed };
+        self.builder.graph.moves.push(report);
     }
 
     /// Appends a `reshard` of `from` that makes `to`, where and when `node` runs.

@@ -48,7 +48,7 @@ impl Pass<Graph> for Rematerialize {
     }
 }
 
-/// Forward nodes whose results are not kept for the backward pass.
+/// Forward nodes whose results are not kept for the backward pass. What another unit reads is kept.
 fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
     let mut res = SecondaryMap::new();
     let mut gathered: SecondaryMap<Value, bool> = SecondaryMap::new();
@@ -76,7 +76,21 @@ fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
             }
         };
     }
+    for &node in &graph.order {
+        let data = &graph.nodes[node];
+        if data.section == Section::Forward {
+            for producer in data.inputs.iter().filter_map(|&it| graph.producer(it)) {
+                if unit(graph, producer) != unit(graph, node) {
+                    res[producer] = false;
+                }
+            }
+        }
+    }
     res
+}
+
+fn unit(graph: &Graph, node: Node) -> u32 {
+    graph.scopes[graph.nodes[node].scope].unit
 }
 
 /// What a selective policy calls an op: its text name, or that of the kind of collective.

@@ -201,7 +201,7 @@ fn step(builder: &mut Builder<'_>, index: usize, scalars: [Value; 3]) -> Result<
             let names = [next.as_str(), &states[0].1, &states[1].1];
             builder.ops(&names, op, &[weight, m, v, grad, scale, lr, t])?
         }
-        Optimizer::Sgd { momentum, weight_decay } if momentum == 0.0 => {
+        Optimizer::Sgd { momentum: 0.0, weight_decay } => {
             let op = Sgd { momentum: 0.0.into(), weight_decay: decay(weight_decay) };
             builder.ops(&[&next], op, &[weight, grad, scale, lr, t])?
         }

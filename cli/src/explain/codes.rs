@@ -487,7 +487,7 @@ pub const CODES: &[Code] = &[
         code: "PL0608",
         title: "no tensor of this name",
         text: "`--param` fits no parameter (or state, with --states) of the plan.",
-        example: "--param q_proj, which is a part of a name; write *q_proj*.",
+        example: "--param q_proj, which is a part of a name; write `*q_proj*`.",
         fix: "Use `*` for the parts of the name that may be anything.",
     },
     Code {

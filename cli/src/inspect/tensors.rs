@@ -98,7 +98,7 @@ impl TensorView {
             even: data.sharding.divides(&data.ty.shape, mesh),
             torch: torch.as_ref().ok().map(|it| it.iter().map(Placement::to_string).collect()),
             torch_short: torch
-                .map(|it| it.iter().map(short).collect::<Vec<_>>().join(", "))
+                .map(|it| it.iter().map(|it| format!("{it:#}")).collect::<Vec<_>>().join(", "))
                 .map_err(|it| not_torch(&it)),
             planc: layout(&data.sharding, mesh),
             copies_over: names(mesh, data.sharding.replicated_axes(mesh)),
@@ -199,16 +199,6 @@ impl ShardView {
             [] => "the number".to_string(),
             dims => dims.iter().map(runs).collect::<Vec<String>>().join(" x "),
         }
-    }
-}
-
-/// DTensor's short forms: `S(0)`, `SS(0,4)`, `R`, `P(sum)`.
-fn short(placement: &Placement) -> String {
-    match placement {
-        Placement::Replicate => "R".to_string(),
-        Placement::Shard { dim } => format!("S({dim})"),
-        Placement::StridedShard { dim, split } => format!("SS({dim},{split})"),
-        Placement::Partial(op) => format!("P({op})"),
     }
 }
 

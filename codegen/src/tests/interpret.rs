@@ -256,9 +256,18 @@ fn reads_what_it_means(
             written.push(buffer);
             pieces(plan, buffer).for_each(|it| _ = tenant.insert(it, buffer));
         }
-        // What was written is there, and what was read is gone only where the op says so.
         let held = |it: Buffer| pieces(plan, it).all(|piece| tenant.get(&piece) == Some(&it));
-        if !instruction.reads().iter().chain(&instruction.writes()).all(|&it| held(it)) {
+        let taken_over = |it: Buffer| match instruction {
+            Instruction::Compute { op, args, results, .. } => op.in_place().iter().any(|pair| {
+                let same = pieces(plan, results[pair.0]).eq(pieces(plan, it));
+                args[pair.1] == it && same && args.iter().filter(|&&arg| arg == it).count() == 1
+            }),
+            _ => false,
+        };
+        // What was written is there, and what was read is gone only where the op says so.
+        if !instruction.writes().iter().all(|&it| held(it))
+            || !instruction.reads().iter().all(|&it| held(it) || taken_over(it))
+        {
             return false;
         }
     }

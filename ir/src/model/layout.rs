@@ -18,7 +18,7 @@ use crate::placement::{Axis, AxisSet, DimLayout, Mesh};
 /// Axes of one job, major to minor, without those of size 1.
 pub type Axes = SmallVec<[Axis; 4]>;
 
-/// See the [module docs](self).
+/// The axes of one job by what they are for, read from the model and the mesh.
 #[derive(Debug)]
 pub struct Layout {
     /// The refined mesh.

@@ -1,11 +1,5 @@
 //! `Factors`: which dimensions of operands and results correspond, in einsum notation.
 //!
-//! ```text
-//! * k, n k -> * n             linear: `*` stands for all leading dimensions
-//! b s (h d) -> b s h d        a dimension of several factors, major to minor
-//! v d, * -> * d               `v` reaches no result: sharding it gives a partial result
-//! ```
-//!
 //! A sharding of the op is an [`Assignment`]: one layout per factor. Shardings of operands and
 //! results follow from it, so propagation, legality and partial results need no code per op.
 
@@ -20,7 +14,13 @@ pub type DimFactors = SmallVec<[u8; 2]>;
 /// Factors of the dimensions of one operand or result.
 pub type Dims = SmallVec<[DimFactors; 4]>;
 
-/// See the [module docs](self).
+/// Which dimensions of operands and results correspond, in einsum notation:
+///
+/// ```text
+/// * k, n k -> * n             linear: `*` stands for all leading dimensions
+/// b s (h d) -> b s h d        a dimension of several factors, major to minor
+/// v d, * -> * d               `v` reaches no result: sharding it gives a partial result
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct Factors {
     /// All factors of the op.
@@ -126,7 +126,7 @@ pub enum Conflict {
 }
 
 impl Factors {
-    /// Reads einsum notation (see the [module docs](self)) against well-typed operands.
+    /// Reads einsum notation against well-typed operands.
     ///
     /// # Panics
     /// If the notation does not fit the types: a bug in the op.

@@ -46,9 +46,16 @@ pub enum Placement {
     Partial(ReduceOp),
 }
 
+/// `{}` is PyTorch's spelling, `{:#}` the short form of its dumps: `R`, `S(0)`, `SS(0, 4)`, `P(sum)`.
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Placement::Replicate if f.alternate() => f.write_str("R"),
+            Placement::Shard { dim } if f.alternate() => write!(f, "S({dim})"),
+            Placement::StridedShard { dim, split } if f.alternate() => {
+                write!(f, "SS({dim}, {split})")
+            }
+            Placement::Partial(op) if f.alternate() => write!(f, "P({op})"),
             Placement::Replicate => f.write_str("Replicate"),
             Placement::Shard { dim } => write!(f, "Shard({dim})"),
             Placement::StridedShard { dim, split } => write!(f, "StridedShard({dim}, {split})"),

@@ -41,11 +41,10 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
     for section in PlanSection::ALL {
         let spans = plan.spans(section);
         let mut deltas = vec![0_i64; plan.section(section).len() + 1];
-        for (buffer, &(first, last)) in
-            spans.iter().filter_map(|(b, it)| it.as_ref().map(|it| (b, it)))
-        {
+        let spans = spans.iter().filter_map(|it| Some((it.0, (*it.1)?)));
+        for (buffer, (first, last)) in spans {
             let bytes = plan.local_bytes(buffer) as i64;
-            deltas[first] += bytes;
+            deltas[first + usize::from(plan.takes_over(section, first, buffer))] += bytes;
             deltas[last + 1] -= bytes;
         }
         let mut live = 0;
@@ -71,6 +70,15 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
 }
 
 impl Plan {
+    /// Whether `buffer`, made by an instruction, takes over the bytes of an operand of that.
+    fn takes_over(&self, section: PlanSection, index: usize, buffer: Buffer) -> bool {
+        let data = &self.buffers[buffer];
+        let reads = self.section(section)[index].reads();
+        let mut others = reads.iter().filter(|&&it| it != buffer).map(|&it| &self.buffers[it]);
+        data.offset.is_some()
+            && others.any(|it| it.offset == data.offset && it.role.arena() == Arena::Step)
+    }
+
     /// For each temporary of a section, the first and the last instruction that touches it.
     pub fn spans(&self, section: PlanSection) -> SecondaryMap<Buffer, Option<(usize, usize)>> {
         let mut res: SecondaryMap<Buffer, Option<(usize, usize)>> = SecondaryMap::new();

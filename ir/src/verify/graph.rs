@@ -19,7 +19,7 @@
 //! From `Local` on, ops also type-check on what one rank holds.
 
 use cranelift_entity::{EntityRef, SecondaryMap};
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxBuildHasher, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::Phase;
@@ -103,7 +103,8 @@ impl<'a> Cx<'a> {
         let graph = self.graph;
         let mut made: SecondaryMap<Value, bool> = SecondaryMap::new();
         let mut seen: SecondaryMap<Node, bool> = SecondaryMap::new();
-        let mut names: FxHashSet<&str> = FxHashSet::default();
+        let mut names: FxHashSet<&str> =
+            FxHashSet::with_capacity_and_hasher(graph.values.len(), FxBuildHasher);
         let mut section = Section::Prepare;
         let leaves = graph.values.iter().filter(|it| !matches!(it.1.def, Def::Result { .. }));
         for (value, data) in leaves {

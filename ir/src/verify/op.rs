@@ -17,7 +17,8 @@ pub(super) struct Checker<'a> {
     local: bool,
     classes: Vec<ClassData<'a>>,
     class_of: FxHashMap<(&'a TensorType, &'a Sharding), Class>,
-    ops: FxHashMap<OpKey<'a>, Vec<String>>,
+    ops: FxHashMap<OpKey<'a>, usize>,
+    verdicts: Vec<Vec<String>>,
     parts: FxHashMap<(CollectiveKind, AxisSet, Class, Class), Option<String>>,
 }
 
@@ -43,6 +44,7 @@ impl<'a> Checker<'a> {
             classes: Vec::new(),
             class_of: FxHashMap::default(),
             ops: FxHashMap::default(),
+            verdicts: Vec::new(),
             parts: FxHashMap::default(),
         }
     }
@@ -74,12 +76,13 @@ impl<'a> Checker<'a> {
     pub(super) fn op(&mut self, op: &'a Op, inputs: &[Class], results: &[Class]) -> &[String] {
         let (inputs, results) = (SmallVec::from_slice(inputs), SmallVec::from_slice(results));
         let key = OpKey { op, inputs, results };
-        if !self.ops.contains_key(&key) {
-            let verdict = self.check(&key);
-            let key = OpKey { op, inputs: key.inputs.clone(), results: key.results.clone() };
-            self.ops.insert(key, verdict);
-        }
-        &self.ops[&key]
+        let known = self.ops.get(&key).copied();
+        let index = known.unwrap_or_else(|| {
+            self.verdicts.push(self.check(&key));
+            self.ops.insert(key, self.verdicts.len() - 1);
+            self.verdicts.len() - 1
+        });
+        &self.verdicts[index]
     }
 
     /// What is wrong with one part of a collective.

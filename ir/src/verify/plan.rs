@@ -21,12 +21,13 @@
 //!
 //! `Planned`: every buffer is inside its arena, aligned; those that survive a section do not overlap. The
 //! two rules above hold by *byte*: whoever takes over the bytes of a temporary is ordered after all uses of
-//! that, and nobody reads it any more.
+//! that, and nobody reads it any more. The bytes of an operand of its own an op may take over where it works
+//! in place, all of them and no others.
 
 use std::collections::BTreeMap;
 
 use cranelift_entity::{EntityRef, SecondaryMap};
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxBuildHasher, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::Phase;
@@ -133,7 +134,8 @@ impl<'a> Cx<'a> {
     /// The class of each buffer, unless one has no valid sharding.
     fn buffers(&mut self, checker: &mut Checker<'a>) -> Option<SecondaryMap<Buffer, Class>> {
         let plan = self.plan;
-        let mut names: FxHashSet<&str> = FxHashSet::default();
+        let mut names: FxHashSet<&str> =
+            FxHashSet::with_capacity_and_hasher(plan.buffers.len(), FxBuildHasher);
         let mut class_of = SecondaryMap::new();
         class_of.resize(plan.buffers.len());
         let mut valid = true;
@@ -407,8 +409,8 @@ impl Walk<'_, '_> {
                 let access = Access { stream, time, index: self.at.1 };
                 let (reads, writes) = (instruction.reads(), instruction.writes());
                 reads.iter().for_each(|&it| self.read(it, access));
-                for (i, &buffer) in writes.iter().enumerate() {
-                    self.write(buffer, access, &[&reads, &writes[..i]]);
+                for i in 0..writes.len() {
+                    self.write(instruction, &reads, &writes[..=i], access);
                 }
             }
         }
@@ -435,12 +437,29 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// `own` are the buffers that the instruction has accessed before.
-    fn write(&mut self, buffer: Buffer, access: Access, own: &[&[Buffer]]) {
+    /// Writes the last of `writes`; the instruction has written the others before.
+    fn write(
+        &mut self,
+        instruction: &Instruction,
+        reads: &[Buffer],
+        writes: &[Buffer],
+        access: Access,
+    ) {
+        let buffer = writes[writes.len() - 1];
         self.expect_over(buffer, access);
         let step = self.cx.plan.buffers[buffer].role.arena() == Arena::Step;
         if let (false, true, Some(bytes)) = (self.contents[buffer].there, step, self.bytes) {
-            self.take_over(buffer, bytes[buffer], access, own);
+            for (other, whole) in self.take_over(buffer, bytes[buffer]) {
+                if !reads.contains(&other) && !writes.contains(&other) {
+                    self.expect_over(other, access);
+                } else if !(whole && may_take_over(instruction, writes.len() - 1, other)) {
+                    let name = &self.cx.plan.buffers[other].name;
+                    let message = format!("overwrites %{name}, which it uses itself");
+                    self.cx.instruction(self.at, message);
+                }
+                self.contents[other].there = false;
+                self.contents[other].lost_to = Some(buffer);
+            }
         }
         let content = &mut self.contents[buffer];
         (content.there, content.lost_to) = (true, None);
@@ -448,15 +467,16 @@ impl Walk<'_, '_> {
         content.reads.clear();
     }
 
-    /// `buffer` becomes the tenant of its bytes.
-    fn take_over(&mut self, buffer: Buffer, bytes: u64, access: Access, own: &[&[Buffer]]) {
-        let Some(start) = self.cx.plan.buffers[buffer].offset.filter(|_| bytes > 0) else { return };
+    /// `buffer` becomes the tenant of its bytes; the tenants before, and whether they had the same ones.
+    fn take_over(&mut self, buffer: Buffer, bytes: u64) -> SmallVec<[(Buffer, bool); 4]> {
+        let offset = self.cx.plan.buffers[buffer].offset.filter(|_| bytes > 0);
+        let Some(start) = offset else { return SmallVec::new() };
         let end = start + bytes;
         let before = self.tenants.range(..start).next_back().filter(|it| it.1.0 > start);
         let first = before.map_or(start, |it| *it.0);
         let old: SmallVec<[(u64, u64, Buffer); 4]> =
             self.tenants.range(first..end).map(|(&start, &(end, it))| (start, end, it)).collect();
-        for (from, to, other) in old {
+        for &(from, to, other) in &old {
             self.tenants.remove(&from);
             if from < start {
                 self.tenants.insert(from, (start, other));
@@ -464,27 +484,17 @@ impl Walk<'_, '_> {
             if to > end {
                 self.tenants.insert(end, (to, other));
             }
-            if other == buffer {
-                continue;
-            }
-            if own.iter().any(|it| it.contains(&other)) {
-                let name = &self.cx.plan.buffers[other].name;
-                let message = format!("overwrites %{name}, which it uses itself");
-                self.cx.instruction(self.at, message);
-            } else {
-                self.expect_over(other, access);
-            }
-            self.contents[other].there = false;
-            self.contents[other].lost_to = Some(buffer);
         }
         self.tenants.insert(start, (end, buffer));
+        let others = old.into_iter().filter(|it| it.2 != buffer);
+        others.map(|(from, to, other)| (other, (from, to) == (start, end))).collect()
     }
 
     /// Every use of what `buffer` holds is over when `access` starts.
     fn expect_over(&mut self, buffer: Buffer, access: Access) {
-        let content = self.contents[buffer].clone();
-        self.expect_after(buffer, content.write, access, "written");
-        for read in content.reads {
+        self.expect_after(buffer, self.contents[buffer].write, access, "written");
+        for i in 0..self.contents[buffer].reads.len() {
+            let read = self.contents[buffer].reads[i];
             self.expect_after(buffer, Some(read), access, "read");
         }
     }
@@ -503,6 +513,13 @@ impl Walk<'_, '_> {
         );
         self.cx.instruction(self.at, message);
     }
+}
+
+/// Whether result `index` may be made in the bytes of `operand`.
+fn may_take_over(instruction: &Instruction, index: usize, operand: Buffer) -> bool {
+    let Instruction::Compute { op, args, .. } = instruction else { return false };
+    let mut of_operand = args.iter().enumerate().filter(|it| *it.1 == operand).peekable();
+    of_operand.peek().is_some() && of_operand.all(|it| op.in_place().contains(&(index, it.0)))
 }
 
 /// `s0: %c = add %a, %b`.

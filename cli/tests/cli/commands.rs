@@ -1,0 +1,169 @@
+//! What commands print and write when all is well.
+
+use serde_json::Value;
+
+use crate::Folder;
+
+#[track_caller]
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).expect("JSON")
+}
+
+#[test]
+fn compile_writes_a_plan_and_says_what_it_costs() {
+    let folder = Folder::new("compile", &[]);
+    let text = folder.works("compile model.ron --mesh 2x4");
+    let part = |label: &str| text.lines().any(|it| it.starts_with(label));
+    for label in
+        ["parameters", "computes", "memory", "peak", "collectives", "amax groups", "compiled in"]
+    {
+        assert!(part(label), "no line `{label}`:\n{text}");
+    }
+    assert!(text.lines().all(|it| it.chars().count() <= 80), "{text}");
+    assert!(folder.read("model.plan").starts_with("plan @llama-tiny phase=planned mesh=("));
+}
+
+#[test]
+fn the_same_model_compiles_to_the_same_bytes() {
+    let folder = Folder::new("same_bytes", &[]);
+    folder.works("compile model.ron --mesh 2x2 -q -o a.plan");
+    folder.works("compile model.ron --mesh dp=2,tp=2 -q -o b.plan");
+    assert_eq!(folder.read("a.plan"), folder.read("b.plan"));
+}
+
+#[test]
+fn compile_counts_for_programs() {
+    let folder = Folder::new("compile_json", &[]);
+    let found = json(&folder.works("compile model.ron --mesh 2x4 --format json"));
+    assert_eq!(found["mesh"]["ranks"], 8);
+    assert_eq!(found["output"], "model.plan");
+    assert_eq!(found["summary"]["parameters"], 119_104);
+    let memory = found["memory"]["total_bytes"].as_u64().expect("bytes");
+    assert!(memory > 0);
+    for part in ["elaborate", "passes", "lower", "schedule", "memory"] {
+        assert!(found["time_ms"]["parts"][part].is_f64(), "no time of `{part}`");
+    }
+    let collectives = found["summary"]["collectives"].as_array().expect("a list");
+    let gathers = collectives.iter().find(|it| it["axes"] == "dp" && it["kind"] == "all_gather");
+    assert!(gathers.is_some_and(|it| it["wire_bytes"].as_u64() > Some(0)), "{collectives:?}");
+}
+
+#[test]
+fn every_phase_can_be_printed() {
+    let folder = Folder::new("emit", &[]);
+    for phase in ["logical", "sharded", "explicit", "local"] {
+        let text = folder.works(&format!("compile model.ron --mesh 2x2 --emit {phase}"));
+        let start = format!("graph @llama-tiny phase={phase} mesh=(dp=2, tp=2)");
+        assert!(text.starts_with(&start), "{}", &text[..200]);
+    }
+    let text = folder.works("compile model.ron --mesh 2x2 --emit plan");
+    assert!(text.starts_with("plan @llama-tiny phase=planned mesh=(dp=2, tp=2)"));
+    assert!(!folder.0.join("model.plan").exists(), "what is printed is not written");
+}
+
+#[test]
+fn dumps_go_into_a_folder_or_to_stderr() {
+    let folder = Folder::new("dump", &[]);
+    folder.works("compile model.ron --mesh 2x2 -q --dump-ir-after all --dump-dir ir");
+    assert!(folder.read("ir/01-autodiff.ir").starts_with("graph @llama-tiny phase=logical"));
+    let ran = folder.planc("compile model.ron --mesh 2x2 -q --dump-ir-after cse");
+    assert!(ran.stderr.starts_with("; after cse\ngraph @llama-tiny phase=explicit"));
+    assert_eq!((ran.code, ran.stdout.as_str()), (0, ""));
+}
+
+#[test]
+fn time_of_passes_is_printed() {
+    let text = Folder::new("time", &[]).works("compile model.ron --mesh 2 --time-passes");
+    assert!(text.contains("propagate-shardings"), "{text}");
+}
+
+#[test]
+fn run_trains_and_writes_metrics() {
+    let folder = Folder::new("run", &[]);
+    let text = folder.works("run model.ron --mesh 2x2 --steps 3 --log-every 2 --metrics m.jsonl");
+    let steps: Vec<&str> = text.lines().filter(|it| it.starts_with("step: ")).collect();
+    assert_eq!(steps.len(), 3, "first, every second, last:\n{text}");
+    assert!(steps[0].contains("  loss: ") && steps[0].contains("  tps: "));
+    assert!(text.lines().last().is_some_and(|it| it.starts_with("trained 3 steps in ")));
+    let metrics: Vec<Value> = folder.read("m.jsonl").lines().map(json).collect();
+    assert_eq!(metrics.len(), 3);
+    assert_eq!(metrics[2]["step"], 3);
+    assert!(metrics[0]["loss"].as_f64() > metrics[2]["loss"].as_f64(), "it learns");
+}
+
+#[test]
+fn a_plan_trains_like_its_model() {
+    let folder = Folder::new("run_plan", &[]);
+    folder.works("compile model.ron --mesh 4 -q");
+    folder.works("run model.plan --steps 2 -q --metrics a.jsonl");
+    folder.works("run model.ron --mesh 4 --steps 2 -q --metrics b.jsonl");
+    let losses = |name: &str| -> Vec<Value> {
+        folder.read(name).lines().map(|it| json(it)["loss"].clone()).collect()
+    };
+    assert_eq!(losses("a.jsonl"), losses("b.jsonl"));
+}
+
+#[test]
+fn run_speaks_json_lines() {
+    let folder = Folder::new("run_json", &[]);
+    let text = folder.works("run model.ron --mesh 1 --steps 2 --format json");
+    let lines: Vec<Value> = text.lines().map(json).collect();
+    assert_eq!(lines[0]["step"], 1);
+    assert_eq!(lines[2]["summary"]["steps"], 2);
+}
+
+#[test]
+fn inspect_placements() {
+    let folder = Folder::new("inspect_placements", &[]);
+    let text = folder.works("inspect model.ron --mesh 2x4 --param *layers.0.self_attn.k*");
+    insta::assert_snapshot!("inspect_k_proj", text);
+    let text =
+        folder.works("inspect model.ron --mesh dp_replicate=2,dp_shard=2,tp=2 --param *norm*");
+    insta::assert_snapshot!("inspect_norms", text);
+}
+
+#[test]
+fn inspect_one_coordinate() {
+    let folder = Folder::new("inspect_coord", &[]);
+    let line = "inspect model.ron --mesh 2x4 --param *.0.mlp.up_proj.weight --coord dp=1,tp=3";
+    insta::assert_snapshot!("inspect_coord", folder.works(line));
+    let found = json(&folder.works(&format!("{line} --format json")));
+    assert_eq!(found["mesh"]["listed"], json("[7]"));
+    let tensor = &found["tensors"][0];
+    assert_eq!(tensor["torch"], json(r#"["StridedShard(0, 4)", "Shard(0)"]"#));
+    assert_eq!(tensor["shards"][0]["dims"], json("[[[140, 160]], [[0, 64]]]"));
+}
+
+#[test]
+fn inspect_costs() {
+    let folder = Folder::new("inspect_costs", &[]);
+    let text = folder.works("inspect model.ron --mesh 2 --collectives --memory");
+    assert!(text.contains("all_gather") && text.contains("temporary: "), "{text}");
+    assert!(!text.contains("torch"), "placements were not asked for");
+    assert!(text.lines().all(|it| it.chars().count() <= 80), "{text}");
+    let found = json(&folder.works("inspect model.ron --mesh 2 --collectives --format json"));
+    assert!(found["collectives"][0]["wire_bytes"].is_u64());
+}
+
+#[test]
+fn usage_errors_are_2_and_help_is_0() {
+    let folder = Folder::new("usage", &[]);
+    assert_eq!(folder.planc("compile").code, 2);
+    assert_eq!(folder.planc("compile model.ron --meshh 2").code, 2);
+    assert_eq!(folder.planc("--help").code, 0);
+    assert!(folder.works("--version").starts_with("planc "));
+}
+
+#[test]
+fn help_fits_80_columns() {
+    let folder = Folder::new("help", &[]);
+    for line in ["--help", "compile --help", "run --help", "inspect --help", "explain --help"] {
+        let text = folder.works(line);
+        assert!(text.lines().all(|it| it.chars().count() <= 80), "{line}:\n{text}");
+    }
+}
+
+#[test]
+fn explain_prints_a_code() {
+    insta::assert_snapshot!("explain", Folder::new("explain", &[]).works("explain PL0204"));
+}

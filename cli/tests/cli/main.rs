@@ -1,0 +1,77 @@
+//! The `planc` command as a user meets it: what it prints, writes and exits with.
+//!
+//! `INSTA_UPDATE=always cargo test -p cli` rewrites the snapshots.
+
+mod bad_input;
+mod commands;
+mod errors;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What a run of `planc` left.
+struct Ran {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+/// A folder of its own for one test, where `planc` runs.
+struct Folder(PathBuf);
+
+impl Folder {
+    /// Empty but for `model.ron`, the llama-tiny example with some text replaced.
+    #[track_caller]
+    fn new(test: &str, replace: &[(&str, &str)]) -> Folder {
+        let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+        let _ = fs::remove_dir_all(&path);
+        fs::create_dir_all(&path).expect("the target folder is writable");
+        let mut model =
+            fs::read_to_string(workspace("examples/llama-tiny.ron")).expect("an example");
+        for (from, to) in replace {
+            assert!(model.contains(from), "the example has no `{from}`");
+            model = model.replace(from, to);
+        }
+        let res = Folder(path);
+        res.write("model.ron", model);
+        res
+    }
+
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        fs::write(self.0.join(name), content).expect("the target folder is writable");
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.0.join(name)).expect("planc wrote it")
+    }
+
+    /// Runs `planc` here.
+    fn planc(&self, line: &str) -> Ran {
+        let output = Command::new(env!("CARGO_BIN_EXE_planc"))
+            .args(line.split_whitespace())
+            .current_dir(&self.0)
+            .env("NO_COLOR", "1")
+            .output()
+            .expect("planc starts");
+        let text = |it: Vec<u8>| String::from_utf8(it).expect("planc prints UTF-8");
+        Ran {
+            code: output.status.code().expect("planc exits by itself"),
+            stdout: text(output.stdout),
+            stderr: text(output.stderr),
+        }
+    }
+
+    /// Runs `planc` here; it must work.
+    #[track_caller]
+    fn works(&self, line: &str) -> String {
+        let ran = self.planc(line);
+        assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "planc {line}");
+        ran.stdout
+    }
+}
+
+/// A file of the workspace.
+fn workspace(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
