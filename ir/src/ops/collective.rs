@@ -56,6 +56,17 @@ impl CollectiveKind {
         }
     }
 
+    /// The spellings of all kinds in text IR, without reductions.
+    pub const NAMES: [&str; 7] = [
+        "all_gather",
+        "reduce_scatter",
+        "all_reduce",
+        "all_to_all",
+        "permute",
+        "slice",
+        "to_partial",
+    ];
+
     /// The spelling in text IR, without the reduction.
     pub fn name(self) -> &'static str {
         match self {

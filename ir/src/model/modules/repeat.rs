@@ -10,7 +10,7 @@ use crate::graph::Checkpoint;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{At, ModelError, Problem};
 use crate::model::names::join;
-use crate::ops::OpKind;
+use crate::ops::{CollectiveKind, OpKind};
 
 module! {
     /// See the [module docs](self).
@@ -50,10 +50,13 @@ impl ModuleDef for Repeat {
     }
 }
 
-/// What selective checkpointing keeps are results of ops that exist.
+/// What selective checkpointing keeps are results of ops that exist, or of a kind of collective.
 fn check_ops(checkpoint: &Checkpoint, at: At) -> Result<(), ModelError> {
     let Checkpoint::Selective(kept) = checkpoint else { return Ok(()) };
-    let known = || OpKind::ALL.iter().map(|it| it.name());
+    let known = || {
+        let ops = OpKind::ALL.iter().filter(|it| **it != OpKind::Collective);
+        ops.map(|it| it.name()).chain(CollectiveKind::NAMES)
+    };
     match kept.iter().find(|it| !known().any(|op| op == it.as_str())) {
         None => Ok(()),
         Some(it) => {
