@@ -161,6 +161,23 @@ fn denied_lint() {
     check("denied_lint", &[], "compile model.ron --mesh 3x1 --deny uneven --set batch=Global(9)");
 }
 
+/// Errors of passes point at the block or module that the value at fault comes from.
+#[test]
+fn an_op_without_a_gradient() {
+    let block = r#"        Block(
+            name: "own",
+            inputs: ["x"],
+            params: {"own.weight": (shape: [64])},
+            ops: [
+                (op: "bias_add", inputs: ["x", "own.weight"], outputs: ["h"]),
+                (op: "activation_grad(kind:gelu)", inputs: ["h", "h"], outputs: ["y"]),
+            ],
+            outputs: ["y"],
+        ),
+        Repeat("#;
+    check("an_op_without_a_gradient", &[("        Repeat(", block)], "compile model.ron --mesh 1");
+}
+
 #[test]
 fn compiling_a_plan() {
     check_in(&compiled("compiling_a_plan"), "compiling_a_plan", "compile model.plan");
