@@ -18,7 +18,7 @@ use ir::graph::{Def, Move, NewNode, Store, ValueData};
 use ir::ops::{Assignment, Factors, Linear, Reshard};
 use ir::placement::{self, AxisSet, CommCost, ReduceOp, Sharding};
 use ir::{Builder, Graph, Node, Op, Phase, TensorType, Value};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::{Pass, PassError};
@@ -255,6 +255,9 @@ impl Walk<'_> {
             let like = value.like.and_then(|it| graph.values[it].sharding.as_ref());
             sources.extend(value.sharding.as_ref().into_iter().chain(like).map(|it| (dims, it)));
         }
+        // A sum over all parameters has thousands of operands, of few kinds.
+        let mut seen = FxHashSet::default();
+        sources.retain(|it| seen.insert(*it));
         let mut partials: SmallVec<[AxisSet; 4]> = SmallVec::from_slice(&[AxisSet::EMPTY]);
         if factors.linear == Linear::Joint {
             let sums = data.inputs.iter().filter_map(|&it| graph.sharding(it).partial);
