@@ -3,7 +3,9 @@
 //! Used by `elaborate` and by the passes that emit ops (`autodiff`, `update`). Errors are the user's:
 //! operands that do not fit, with the name of the value that could not be made.
 
-use rustc_hash::FxHashMap;
+use std::hash::BuildHasher;
+
+use rustc_hash::{FxBuildHasher, FxHashMap};
 use smallvec::SmallVec;
 
 use crate::graph::{Def, Graph, Name, NewNode, Scope, Section, Value};
@@ -31,33 +33,29 @@ pub struct Builder<'a> {
     pub section: Section,
     /// Module of the nodes to come.
     pub scope: Scope,
-    /// How often each name was wanted, to keep names unique.
-    names: FxHashMap<Name, u32>,
+    /// How often each name was wanted, by its hash: two names of one hash only cost a suffix.
+    names: FxHashMap<u64, u32>,
 }
 
 impl<'a> Builder<'a> {
     /// A builder that appends to `graph`, in section `Forward` and the model's own scope.
     pub fn new(graph: &'a mut Graph) -> Builder<'a> {
-        let names = graph.values.values().map(|it| (it.name.clone(), 1)).collect();
+        let names = graph.values.values().map(|it| (hash(&it.name), 1)).collect();
         let scope = graph.scopes.keys().next().expect("a graph has a root scope");
         Builder { graph, section: Section::Forward, scope, names }
     }
 
     /// `name`, or `name.2`, `name.3`, ... where it is taken.
     pub fn unique(&mut self, name: &str) -> Name {
-        let Some(&taken) = self.names.get(name) else {
-            self.names.insert(name.to_string(), 1);
-            return name.to_string();
-        };
-        let mut n = taken + 1;
-        let mut candidate = format!("{name}.{n}");
-        while self.names.contains_key(&candidate) {
+        let mut res = name.to_string();
+        let mut n = self.names.get(&hash(name)).copied().unwrap_or(0);
+        while self.names.contains_key(&hash(&res)) {
             n += 1;
-            candidate = format!("{name}.{n}");
+            res = format!("{name}.{n}");
         }
-        self.names.insert(name.to_string(), n);
-        self.names.insert(candidate.clone(), 1);
-        candidate
+        self.names.insert(hash(name), n.max(1));
+        self.names.insert(hash(&res), 1);
+        res
     }
 
     /// A value without a producer.
@@ -109,4 +107,8 @@ impl<'a> Builder<'a> {
         data.sharding = Some(sharding);
         data.pinned = true;
     }
+}
+
+fn hash(name: &str) -> u64 {
+    FxBuildHasher.hash_one(name)
 }
