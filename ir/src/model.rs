@@ -12,6 +12,7 @@ mod mesh;
 pub mod modules;
 mod names;
 mod params;
+mod range;
 pub mod schema;
 
 use ron::extensions::Extensions;
@@ -23,6 +24,7 @@ pub use locate::locate;
 pub use mesh::MeshSpec;
 pub use names::Names;
 pub use params::ParamSpec;
+pub use range::{Fields, MAX_ELEMENTS, MAX_SIZE};
 pub use schema::Model;
 
 /// Reads the text of a `model.ron`.

@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use super::elaborate::Cx;
 use super::error::{At, ModelError, Problem, nearest};
 use super::names::glob;
+use super::range::{fits, too_large};
 use super::schema::{Model, ParamOptions, Placements};
 use crate::graph::{Def, Init, Param, Section, Store};
 use crate::ops::{Cast, Reshard};
@@ -59,9 +60,13 @@ impl Cx<'_> {
             return self.tie(index, written, spec.shape);
         }
         let ndim = spec.shape.len();
+        if !fits(spec.shape) {
+            return Err(self.error("", too_large(&name, spec.shape)));
+        }
         let mut compute = spec.compute.unwrap_or_else(|| Sharding::replicated(ndim));
         let mut storage = spec.storage.unwrap_or_else(|| compute.clone());
         let mut fsdp_dim = self.model.fsdp.dim;
+        let mut fsdp_dim_at = At::Path("fsdp.dim".into());
         let mut dtype = self.model.precision.storage;
         let (mut init, mut decay, mut trainable) = (spec.init, ndim > 1, true);
         let matches = |patterns: &[String]| patterns.iter().any(|it| glob(it, &name));
@@ -74,7 +79,13 @@ impl Cx<'_> {
         for (pattern, options) in local.into_iter().chain(global) {
             init = options.init.unwrap_or(init);
             dtype = options.dtype.unwrap_or(dtype);
-            fsdp_dim = options.fsdp_dim.unwrap_or(fsdp_dim);
+            if let Some(dim) = options.fsdp_dim {
+                fsdp_dim = dim;
+                fsdp_dim_at = match pattern {
+                    Some(it) => At::Path(format!("parameters[\"{it}\"].fsdp_dim")),
+                    None => self.here("fsdp_dim"),
+                };
+            }
             decay = options.decay.unwrap_or(decay);
             trainable = options.trainable.unwrap_or(trainable);
             if let Some(placements) = &options.placements {
@@ -93,6 +104,12 @@ impl Cx<'_> {
             return Err(
                 self.error("", Problem::Range { field, found, expected: "f32 or bf16".into() })
             );
+        }
+        if ndim > 1 && fsdp_dim >= ndim {
+            let field = format!("the FSDP dimension of `{name}`");
+            let expected = format!("below {ndim}, the number of its dimensions");
+            let problem = Problem::Range { field, found: fsdp_dim.to_string(), expected };
+            return Err(problem.at(fsdp_dim_at));
         }
         if !spec.masked {
             let at = placed_at.unwrap_or_else(|| self.here(""));

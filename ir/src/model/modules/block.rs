@@ -22,6 +22,7 @@ use super::{Common, ModuleDef};
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
+use crate::model::range::Fields;
 use crate::model::params::ParamSpec;
 use crate::model::schema::{Ordered, ParamOptions, Placements};
 use crate::ops::Op;
@@ -98,6 +99,13 @@ impl ModuleDef for Block {
         self.common_options()
     }
 
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        for (name, param) in &self.params.0 {
+            param.check(&fields.of(&format!("params[\"{name}\"]")))?;
+        }
+        Ok(())
+    }
+
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {
         if inputs.len() != self.inputs.len() {
             let (module, expected) = (cx.title(), format!("{} tensors", self.inputs.len()));
@@ -133,6 +141,13 @@ impl ModuleDef for Block {
 }
 
 impl BlockParam {
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        for (i, &it) in self.shape.iter().enumerate() {
+            fields.size(&format!("shape[{i}]"), it)?;
+        }
+        fields.init("init", self.init)
+    }
+
     fn declare(&self, cx: &mut Cx<'_>, name: &str) -> Result<Value, ModelError> {
         let options = ParamOptions {
             init: self.init,
@@ -158,6 +173,14 @@ impl BlockOp {
             cx.error(field, Problem::Op { block: cx.title(), why })
         };
         let op = Op::from_text(&self.op).map_err(|it| fail(cx, "op", it))?;
+        // Attributes are numbers and words of closed lists, none of which is `inf`.
+        let text = op.to_text();
+        let mut words = text.split(|it: char| !it.is_alphanumeric());
+        if let Some(found) = words.find(|it| matches!(*it, "inf" | "NaN")) {
+            let field = format!("an attribute of `{}`", op.kind().name());
+            let (found, expected) = (found.to_string(), "finite".to_string());
+            return Err(cx.error("op", Problem::Range { field, found, expected }));
+        }
         let inputs = self.inputs.iter().enumerate();
         let inputs = inputs.map(|(i, it)| look_up(cx, known, it, &format!("inputs[{i}]")));
         let inputs = inputs.collect::<Result<Values, _>>()?;
