@@ -53,7 +53,7 @@ pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
         layout: &layout,
         builder: Builder::new(&mut graph),
         params: FxHashMap::default(),
-        tied: super::params::ties(model),
+        tied: super::params::ties(model)?,
         names: Ordered::default(),
         path: String::new(),
         scope_path: String::new(),

@@ -258,17 +258,37 @@ impl Cx<'_> {
 }
 
 /// The parameter that each alias stands for; chains are followed.
-pub(super) fn ties(model: &Model) -> FxHashMap<&str, &str> {
-    let direct: FxHashMap<&str, &str> =
-        model.tied.iter().map(|it| (it.0.as_str(), it.1.as_str())).collect();
-    let end = |alias: &'_ str| {
-        let mut name = direct[alias];
-        for _ in 0..direct.len() {
-            name = direct.get(name).copied().unwrap_or(name);
-        }
-        name
+pub(super) fn ties(model: &Model) -> Result<FxHashMap<&str, &str>, ModelError> {
+    let fail = |i: usize, why: String| {
+        let problem = Problem::Tie { alias: model.tied[i].0.clone(), why };
+        Err(problem.at(At::Path(format!("tied[{i}][0]"))))
     };
-    model.tied.iter().map(|it| (it.0.as_str(), end(&it.0))).collect()
+    let mut direct: FxHashMap<&str, &str> = FxHashMap::default();
+    for (i, (alias, name)) in model.tied.iter().enumerate() {
+        if alias == name {
+            return fail(i, "is tied to itself".to_string());
+        }
+        if let Some(first) = direct.insert(alias, name) {
+            return fail(i, format!("is tied twice, to `{first}` and to `{name}`"));
+        }
+    }
+    let mut res = FxHashMap::default();
+    for (i, (alias, name)) in model.tied.iter().enumerate() {
+        let mut chain = vec![alias.as_str(), name.as_str()];
+        while let Some(&next) = direct.get(chain[chain.len() - 1]) {
+            let is_cycle = chain.contains(&next);
+            chain.push(next);
+            if is_cycle {
+                let names: Vec<String> = chain.iter().map(|it| format!("`{it}`")).collect();
+                return fail(
+                    i,
+                    format!("leads to no parameter, but in a circle: {}", names.join(" -> ")),
+                );
+            }
+        }
+        res.insert(alias.as_str(), chain[chain.len() - 1]);
+    }
+    Ok(res)
 }
 
 /// Every pattern must mean some parameter, or it is a misspelling.
@@ -279,6 +299,13 @@ pub(super) fn check_patterns(cx: &Cx<'_>) -> Result<(), ModelError> {
     let check = |field: &str, at: String, pattern: &str, found: bool| {
         if found {
             return Ok(());
+        }
+        if let Some((_, name)) =
+            model.tied.iter().find(|it| field != "tied" && glob(pattern, &it.0))
+        {
+            let name = cx.tied.get(name.as_str()).map_or(name.as_str(), |it| it).to_string();
+            let (field, pattern) = (field.to_string(), pattern.to_string());
+            return Err(Problem::TiedOption { field, pattern, name }.at(At::Path(at)));
         }
         let known: Vec<String> = names().cloned().collect();
         let nearest = nearest(pattern, &known).map(str::to_string);

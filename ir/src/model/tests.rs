@@ -354,7 +354,8 @@ fn errors_about_axes() {
         "",
         "",
         "2x0",
-        "PL0206: mesh axis `number 2` has size 0; an axis needs at least one rank\nat: --mesh\n\
+        "PL0206: the mesh has an axis of size 0, number 2 of `2x0`; an axis needs at least one rank\n\
+         at: --mesh\n\
          help: write `8`, `2x4` or `dp=2,tp=4`",
     );
 }
@@ -482,9 +483,35 @@ fn errors_in_blocks() {
         report(&source(&matmul("z")), "2x2"),
         "PL0214: `own`: no value is called `z` here\nat: \"z\"\nhelp: one of labels, w, x"
     );
+    let op = |op: &str| {
+        report(&source(&format!(r#"(op: "{op}", inputs: ["x", "w"], outputs: ["y"])"#)), "1")
+    };
     assert_eq!(
-        report(&source(r#"(op: "matmull", inputs: ["x", "w"], outputs: ["y"])"#), "1"),
-        "PL0213: `own`: unknown op `matmull`\nat: \"matmull\""
+        op("matmull"),
+        "PL0213: `own`: unknown op `matmull`\nat: \"matmull\"\nhelp: did you mean `matmul`?"
+    );
+    assert_eq!(
+        op("biasadd"),
+        "PL0213: `own`: unknown op `biasadd`\nat: \"biasadd\"\nhelp: did you mean `bias_add`?"
+    );
+    assert_eq!(
+        op("matmul(transpose_c:true)"),
+        "PL0213: `own`: `matmul` has no attribute `transpose_c`; did you mean `transpose_a`?\n\
+         at: \"matmul(transpose_c:true)\""
+    );
+    assert_eq!(op("scale"), "PL0213: `own`: `scale` needs the attribute `factor`\nat: \"scale\"");
+    assert_eq!(
+        op("scale(factor:a)"),
+        "PL0213: `own`: attributes of `scale`: expected float\nat: \"scale(factor:a)\""
+    );
+    assert_eq!(
+        op("add"),
+        "PL0208: `own.y` (add): numbers of dims: 3 and 2 differ\nat: \"add\"\n\
+         help: `bias_add` adds a vector to every row"
+    );
+    assert_eq!(
+        report(&source(r#"(op: "add", inputs: ["x", "w"], outputs: [])"#), "1"),
+        "PL0213: `own`: an op needs a name for each of its results\nat: outputs"
     );
     assert_eq!(
         report(
@@ -775,5 +802,62 @@ fn products_out_of_range() {
         "2x2",
         "PL0216: the shape of `model.layers.0.mlp.gate_proj` is [512, 1099511627776, 160], and must \
          be one of at most 2^56 elements\nat: mlp",
+    );
+}
+
+/// A name that is tied leads to one parameter, which has the options.
+#[test]
+fn errors_about_ties() {
+    #[track_caller]
+    fn check(fields: &str, expect: &str) {
+        let to = format!("sequence: 32, {fields},");
+        check_error("sequence: 32,", &to, "1", &format!("PL0209: {expect}"));
+    }
+    check(
+        r#"tied: [("lm_head.weight", "lm_head.weight")]"#,
+        "`lm_head.weight` in tied is tied to itself\nat: \"lm_head.weight\"",
+    );
+    check(
+        r#"tied: [("a", "b"), ("b", "a")]"#,
+        "`a` in tied leads to no parameter, but in a circle: `a` -> `b` -> `a`\nat: \"a\"",
+    );
+    check(
+        r#"tied: [("lm_head.weight", "b"), ("b", "c"), ("c", "b")]"#,
+        "`lm_head.weight` in tied leads to no parameter, but in a circle: `lm_head.weight` -> `b` -> \
+         `c` -> `b`\nat: \"lm_head.weight\"",
+    );
+    let embedding = r#""model.embed_tokens.weight""#;
+    check(
+        &format!(r#"tied: [("lm_head.weight", {embedding}), ("lm_head.weight", "b")]"#),
+        "`lm_head.weight` in tied is tied twice, to `model.embed_tokens.weight` and to `b`\n\
+         at: \"lm_head.weight\"",
+    );
+    check(
+        &format!(
+            r#"tied: [("lm_head.weight", {embedding})], parameters: {{"lm_head.*": (init: Zeros)}}"#
+        ),
+        "`lm_head.*` in parameters is tied to `model.embed_tokens.weight`, which has the options of \
+         both\nat: \"lm_head.*\"\nhelp: give the option to `model.embed_tokens.weight`",
+    );
+    check(
+        &format!(r#"tied: [("lm_head.weight", {embedding})], frozen: ["lm_head.weight"]"#),
+        "`lm_head.weight` in frozen is tied to `model.embed_tokens.weight`, which has the options of \
+         both\nat: \"lm_head.weight\"\nhelp: give the option to `model.embed_tokens.weight`",
+    );
+}
+
+/// Editors on Windows write a byte order mark; errors point behind it.
+#[test]
+fn a_byte_order_mark_is_skipped() {
+    let source = format!("\u{feff}{}", example("llama-tiny.ron"));
+    assert_eq!(graph_of(&source, "2", &[("sequence", "16")]).run.sequence, 16);
+    assert_eq!(
+        report(&source.replace("sequence: 32", "sequence: 0"), "1"),
+        "PL0216: sequence is 0, and must be at least 1\nat: 0"
+    );
+    assert_eq!(
+        report(&source.replace("kv_heads: 2", "kv_head: 2"), "1"),
+        "PL0102: `MultiheadAttention` has no field `kv_head`\nat: kv_head\nhelp: did you mean \
+         `kv_heads`?"
     );
 }

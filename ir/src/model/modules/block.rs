@@ -20,12 +20,12 @@ use smallvec::SmallVec;
 
 use super::{Common, ModuleDef};
 use crate::graph::Init;
+use crate::model::attributes::read_op;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
-use crate::model::range::Fields;
 use crate::model::params::ParamSpec;
+use crate::model::range::Fields;
 use crate::model::schema::{Ordered, ParamOptions, Placements};
-use crate::ops::Op;
 use crate::{DType, Value};
 
 module! {
@@ -172,7 +172,7 @@ impl BlockOp {
         let fail = |cx: &Cx<'_>, field: &str, why: String| {
             cx.error(field, Problem::Op { block: cx.title(), why })
         };
-        let op = Op::from_text(&self.op).map_err(|it| fail(cx, "op", it))?;
+        let op = read_op(cx, &self.op)?;
         // Attributes are numbers and words of closed lists, none of which is `inf`.
         let text = op.to_text();
         let mut words = text.split(|it: char| !it.is_alphanumeric());
@@ -188,6 +188,10 @@ impl BlockOp {
             let types: SmallVec<[_; 4]> = inputs.iter().map(|&it| cx.ty(it)).collect();
             op.infer(&types).map_or(self.outputs.len(), |it| it.len())
         };
+        if self.outputs.is_empty() {
+            let why = "an op needs a name for each of its results".to_string();
+            return Err(fail(cx, "outputs", why));
+        }
         if n_results != self.outputs.len() {
             let why = format!("`{}` has {n_results} results, and {} names", self.op, self.outputs.len());
             return Err(fail(cx, "outputs", why));
