@@ -57,7 +57,7 @@ pub(super) fn is_forward(kind: OpKind) -> bool {
 }
 
 /// The attributes of an op, as serde knows them.
-fn attributes(kind: OpKind) -> &'static [&'static str] {
+pub(super) fn attributes(kind: OpKind) -> &'static [&'static str] {
     let mut found: &'static [&'static str] = &[];
     // The error is how the probe stops.
     let _ = Op::deserialize(Probe { variant: kind as u32, found: &mut found });

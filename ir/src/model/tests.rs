@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
+use super::attributes::{attributes, is_forward};
 use super::*;
+use crate::ops::OpKind;
 use crate::placement::Sharding;
 use crate::{DType, Graph, Phase, Section};
 
@@ -627,6 +629,15 @@ fn the_documentation_is_complete() {
     check(&modules, "layers");
     for module in modules {
         check(&known(&format!("(layers: [{module}(zz: 1)])")), &module);
+    }
+    for &kind in OpKind::ALL.iter().filter(|&&it| is_forward(it)) {
+        let rows = docs.lines().filter(|it| it.starts_with(&format!("| `{}` |", kind.name())));
+        let rows: Vec<&str> = rows.collect();
+        assert!(!rows.is_empty(), "the op `{}` has no row in docs/model.md", kind.name());
+        for attribute in attributes(kind) {
+            let is_there = rows.iter().any(|it| it.contains(&format!("`{attribute}")));
+            assert!(is_there, "`{attribute}` of `{}` is not in docs/model.md", kind.name());
+        }
     }
     let example = docs.split("```ron").nth(1).and_then(|it| it.split("```").next());
     graph_of(example.expect("an example"), "2x2", &[]);
