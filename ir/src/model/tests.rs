@@ -768,6 +768,12 @@ fn numbers_out_of_range() {
          outputs: [\"y\"])",
         "an attribute of `scale` is inf, and must be finite\nat: \"scale(factor:inf)\"",
     );
+    layer(
+        "Block(inputs: [\"x\"], ops: [(op: \"merge_dims(dim:18446744073709551615)\", inputs: [\"x\"], \
+         outputs: [\"y\"])], outputs: [\"y\"])",
+        "a dimension of `merge_dims` is 18446744073709551615, and must be at most 2^40\n\
+         at: \"merge_dims(dim:18446744073709551615)\"",
+    );
     module(
         "CrossEntropy()",
         "CrossEntropy(label_smoothing: 1)",

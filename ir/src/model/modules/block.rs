@@ -24,8 +24,9 @@ use crate::model::attributes::read_op;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
 use crate::model::params::ParamSpec;
-use crate::model::range::Fields;
+use crate::model::range::{Fields, MAX_SIZE};
 use crate::model::schema::{Ordered, ParamOptions, Placements};
+use crate::ops::Op;
 use crate::{DType, Value};
 
 module! {
@@ -173,14 +174,7 @@ impl BlockOp {
             cx.error(field, Problem::Op { block: cx.title(), why })
         };
         let op = read_op(cx, &self.op)?;
-        // Attributes are numbers and words of closed lists, none of which is `inf`.
-        let text = op.to_text();
-        let mut words = text.split(|it: char| !it.is_alphanumeric());
-        if let Some(found) = words.find(|it| matches!(*it, "inf" | "NaN")) {
-            let field = format!("an attribute of `{}`", op.kind().name());
-            let (found, expected) = (found.to_string(), "finite".to_string());
-            return Err(cx.error("op", Problem::Range { field, found, expected }));
-        }
+        check_numbers(cx, &op)?;
         let inputs = self.inputs.iter().enumerate();
         let inputs = inputs.map(|(i, it)| look_up(cx, known, it, &format!("inputs[{i}]")));
         let inputs = inputs.collect::<Result<Values, _>>()?;
@@ -213,4 +207,26 @@ fn look_up(
         let (block, name) = (cx.title(), name.to_string());
         cx.error(field, Problem::UnknownValue { block, name, known: names })
     })
+}
+
+/// Refuses attributes that are no number, or no dimension or size that a tensor can have.
+fn check_numbers(cx: &Cx<'_>, op: &Op) -> Result<(), ModelError> {
+    let (text, name) = (op.to_text(), op.kind().name());
+    let fail = |what: &str, found: &str, expected: &str| {
+        let (found, expected) = (found.to_string(), expected.to_string());
+        let field = format!("{what} of `{name}`");
+        Err(cx.error("op", Problem::Range { field, found, expected }))
+    };
+    // Attributes are numbers and words of closed lists, none of which is `inf`.
+    let mut words = text.split(|it: char| !it.is_alphanumeric());
+    if let Some(found) = words.find(|it| matches!(*it, "inf" | "NaN")) {
+        return fail("an attribute", found, "finite");
+    }
+    for rest in text.split("dim:").skip(1) {
+        let digits = rest.split(|it: char| !it.is_ascii_digit()).next().unwrap_or_default();
+        if digits.parse::<u64>().is_ok_and(|it| it > MAX_SIZE) {
+            return fail("a dimension", digits, "at most 2^40");
+        }
+    }
+    Ok(())
 }
