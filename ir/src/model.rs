@@ -4,6 +4,7 @@
 //! [`Graph`](crate::Graph) of phase `Logical`: global shapes, with weights, batch and residual
 //! stream pinned. Every mistake of the user is a [`ModelError`] that can point into the text.
 
+mod attributes;
 mod elaborate;
 mod error;
 mod layout;
@@ -12,6 +13,7 @@ mod mesh;
 pub mod modules;
 mod names;
 mod params;
+mod range;
 pub mod schema;
 
 use ron::extensions::Extensions;
@@ -23,13 +25,18 @@ pub use locate::locate;
 pub use mesh::MeshSpec;
 pub use names::Names;
 pub use params::ParamSpec;
+pub use range::{Fields, MAX_ELEMENTS, MAX_SIZE};
 pub use schema::Model;
 
 /// Reads the text of a `model.ron`.
 pub fn parse(source: &str) -> Result<Model, ModelError> {
     let extensions = Extensions::IMPLICIT_SOME | Extensions::UNWRAP_VARIANT_NEWTYPES;
     let options = ron::Options::default().with_default_extension(extensions);
-    options.from_str(source).map_err(|it| error::from_ron(source, it))
+    // A byte order mark is no part of the text.
+    let text = source.strip_prefix('\u{feff}').unwrap_or(source);
+    options
+        .from_str(text)
+        .map_err(|it| error::from_ron(text, it).shifted(source.len() - text.len()))
 }
 
 /// Reads the text of a `model.ron` with some values replaced, as `--set path=value` asks:

@@ -12,6 +12,7 @@ use super::layout::{Layout, Tp};
 use super::mesh::MeshSpec;
 use super::modules::{Common, Module, ModuleDef};
 use super::names::join;
+use super::range::{MAX_SIZE, fits, too_large};
 use super::schema::{Batch, Model, Ordered, Units};
 use crate::build::BuildError;
 use crate::graph::{Checkpoint, Def, Scope, ScopeData, Training};
@@ -26,6 +27,7 @@ pub type Values = SmallVec<[Value; 3]>;
 /// Makes the graph of one training step of `model` on `mesh`.
 pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
     check_precision(model)?;
+    super::range::check(model)?;
     let layout = Layout::new(model, mesh)?;
     let batch = batch(model, &layout)?;
     let mut graph = Graph::new(&model.name, layout.mesh.clone());
@@ -51,7 +53,7 @@ pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
         layout: &layout,
         builder: Builder::new(&mut graph),
         params: FxHashMap::default(),
-        tied: super::params::ties(model),
+        tied: super::params::ties(model)?,
         names: Ordered::default(),
         path: String::new(),
         scope_path: String::new(),
@@ -99,17 +101,19 @@ fn batch(model: &Model, layout: &Layout) -> Result<u64, ModelError> {
     let data_parallel = layout.data_size();
     let batch = match model.batch {
         Batch::Global(batch) => batch,
-        Batch::PerReplica(batch) => batch.saturating_mul(data_parallel),
+        Batch::PerReplica(batch) => {
+            let all = batch.checked_mul(data_parallel).filter(|&it| it <= MAX_SIZE);
+            all.ok_or_else(|| {
+                let field = "batch times data-parallel coordinates".to_string();
+                let found = format!("{batch} times {data_parallel}");
+                let problem = Problem::Range { field, found, expected: "at most 2^40".into() };
+                problem.at(At::Path("batch".into()))
+            })?
+        }
     };
     let micro_batches = u64::from(model.micro_batches);
-    for (field, value) in
-        [("batch", batch), ("sequence", model.sequence), ("micro_batches", micro_batches)]
-    {
-        if value == 0 {
-            let (found, expected) = ("0".to_string(), "at least 1".to_string());
-            let problem = Problem::Range { field: field.to_string(), found, expected };
-            return Err(problem.at(At::Path(field.to_string())));
-        }
+    if !fits(&[batch, model.sequence]) {
+        return Err(too_large("tokens", &[batch, model.sequence]).at(At::Path("batch".into())));
     }
     if !batch.is_multiple_of(micro_batches.saturating_mul(data_parallel)) {
         let axes = layout.data_text();
@@ -281,7 +285,7 @@ impl<'a> Cx<'a> {
         let fsdp = &self.model.fsdp;
         let (starts, reshard_after_forward) = match fsdp.units {
             Units::EachLayer => (true, fsdp.reshard_after_forward),
-            Units::Layers(n) => (index.is_multiple_of(n.max(1)), fsdp.reshard_after_forward),
+            Units::Layers(n) => (index.is_multiple_of(n), fsdp.reshard_after_forward),
             Units::Model => (false, outer.reshard_after_forward),
         };
         self.units += u32::from(starts);
@@ -333,7 +337,9 @@ impl<'a> Cx<'a> {
         inputs: &[Value],
     ) -> Result<Value, ModelError> {
         let name = self.name(name);
-        self.builder.op(&name, op, inputs).map_err(|it| self.failed(it))
+        let res = self.builder.op(&name, op, inputs).map_err(|it| self.failed(it))?;
+        self.check_elements(&[res])?;
+        Ok(res)
     }
 
     /// Applies an op with several results.
@@ -345,7 +351,21 @@ impl<'a> Cx<'a> {
     ) -> Result<SmallVec<[Value; 2]>, ModelError> {
         let names: SmallVec<[String; 3]> = names.iter().map(|it| self.name(it)).collect();
         let names: SmallVec<[&str; 3]> = names.iter().map(String::as_str).collect();
-        self.builder.ops(&names, op, inputs).map_err(|it| self.failed(it))
+        let res = self.builder.ops(&names, op, inputs).map_err(|it| self.failed(it))?;
+        self.check_elements(&res)?;
+        Ok(res)
+    }
+
+    /// Refuses values that are too large.
+    fn check_elements(&self, values: &[Value]) -> Result<(), ModelError> {
+        for &value in values {
+            let shape = &self.ty(value).shape;
+            if !fits(shape) {
+                let name = &self.builder.graph.values[value].name;
+                return Err(self.error("", too_large(name, shape)));
+            }
+        }
+        Ok(())
     }
 
     /// The type of a value.

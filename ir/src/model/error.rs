@@ -11,6 +11,7 @@ use ron::error::{Position, SpannedError};
 
 use super::locate::locate;
 use crate::build::BuildError;
+use crate::ops::TypeError;
 use crate::placement::PlacementError;
 
 /// An error of the user's model, mesh or overrides.
@@ -113,10 +114,10 @@ pub enum Problem {
         why: String,
     },
     /// A mesh axis without coordinates.
-    #[error("mesh axis `{axis}` has size 0; an axis needs at least one rank")]
+    #[error("the mesh has an axis of size 0{}; an axis needs at least one rank", which(.axis))]
     EmptyAxis {
-        /// The axis, or its position.
-        axis: String,
+        /// The axis, or its position; `None` if it is the only one.
+        axis: Option<String>,
     },
     /// A mesh with a number of axes for which the model has no names.
     #[error("the mesh has {found} axes, and the model names the axes of meshes of {known}")]
@@ -243,6 +244,24 @@ pub enum Problem {
         /// The parameter whose name is nearest.
         nearest: Option<String>,
     },
+    /// A tie that leads to no parameter, or to several.
+    #[error("`{alias}` in tied {why}")]
+    Tie {
+        /// The name that is tied.
+        alias: String,
+        /// What is wrong with that.
+        why: String,
+    },
+    /// An option of a name that is tied to another.
+    #[error("`{pattern}` in {field} is tied to `{name}`, which has the options of both")]
+    TiedOption {
+        /// The field.
+        field: String,
+        /// The pattern that matches the alias.
+        pattern: String,
+        /// The parameter.
+        name: String,
+    },
     /// Two parameters of one name.
     #[error(
         "two parameters are called `{name}`; give one of their modules another name, or tie them"
@@ -273,6 +292,16 @@ pub enum Problem {
         /// The names there are.
         known: Vec<String>,
     },
+    /// An op in a block that does not exist.
+    #[error("`{block}`: unknown op `{found}`")]
+    UnknownOp {
+        /// The block.
+        block: String,
+        /// The word.
+        found: String,
+        /// The ops there are.
+        known: Vec<String>,
+    },
     /// An op in a block that cannot be read.
     #[error("`{block}`: {why}")]
     Op {
@@ -284,6 +313,15 @@ pub enum Problem {
     /// The model computes no loss.
     #[error("the model has no loss; its last layer must be `CrossEntropy`")]
     NoLoss,
+}
+
+/// Whether an `add` was meant to be a `bias_add`.
+fn adds_different_ndim(error: &BuildError) -> bool {
+    error.op == "add" && matches!(error.source, TypeError::Sizes { what: "numbers of dims", .. })
+}
+
+fn which(axis: &Option<String>) -> String {
+    axis.as_ref().map_or(String::new(), |it| format!(", {it}"))
 }
 
 fn subject(owner: &Option<String>, otherwise: &str) -> String {
@@ -309,11 +347,11 @@ impl ModelError {
             Problem::BadMesh { .. } | Problem::EmptyAxis { .. } => "PL0206",
             Problem::Batch { .. } => "PL0207",
             Problem::Build(_) | Problem::Size { .. } => "PL0208",
-            Problem::NoMatch { .. } => "PL0209",
+            Problem::NoMatch { .. } | Problem::Tie { .. } | Problem::TiedOption { .. } => "PL0209",
             Problem::Tied { .. } => "PL0210",
             Problem::DuplicateParam { .. } => "PL0211",
             Problem::Inputs { .. } | Problem::NoLoss => "PL0212",
-            Problem::Op { .. } => "PL0213",
+            Problem::Op { .. } | Problem::UnknownOp { .. } => "PL0213",
             Problem::UnknownValue { .. } => "PL0214",
             Problem::AxisTwice { .. } => "PL0215",
             Problem::Range { .. } => "PL0216",
@@ -326,6 +364,7 @@ impl ModelError {
             Problem::UnknownField { field, known, .. }
             | Problem::UnknownVariant { found: field, known, .. }
             | Problem::UnknownAxis { name: field, known }
+            | Problem::UnknownOp { found: field, known, .. }
             | Problem::UnknownValue { name: field, known, .. } => Some(suggest(field, known)),
             Problem::Indivisible { fix, .. } => Some(fix.clone()),
             Problem::KvHeads { kv_heads, axis, .. } => Some(format!(
@@ -345,6 +384,10 @@ impl ModelError {
             Problem::NoMatch { nearest, .. } => {
                 nearest.as_ref().map(|it| format!("the nearest parameter is `{it}`"))
             }
+            Problem::TiedOption { name, .. } => Some(format!("give the option to `{name}`")),
+            Problem::Build(it) if adds_different_ndim(it) => {
+                Some("`bias_add` adds a vector to every row".to_string())
+            }
             Problem::Tied { .. } => Some("tied parameters have one shape".to_string()),
             Problem::Override { .. } => {
                 Some("write the path as in the file: `precision.compute=bf16`".to_string())
@@ -357,12 +400,21 @@ impl ModelError {
             | Problem::AxisTwice { .. }
             | Problem::Range { .. }
             | Problem::Build(_)
+            | Problem::Tie { .. }
             | Problem::Inputs { .. }
             | Problem::Size { .. }
             | Problem::DuplicateParam { .. }
             | Problem::Op { .. }
             | Problem::NoLoss => None,
         }
+    }
+
+    /// The same error of a text that starts `by` bytes further on.
+    pub(super) fn shifted(mut self, by: usize) -> ModelError {
+        if let At::Source { bytes, .. } = &mut self.at {
+            *bytes = bytes.start + by..bytes.end + by;
+        }
+        self
     }
 
     /// The bytes of the source to point at; `None` if the error is not in the file.
@@ -481,7 +533,7 @@ fn noun(owner: &str) -> String {
     }
 }
 
-fn lower(text: &str) -> String {
+pub(super) fn lower(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map_or(String::new(), |it| it.to_lowercase().chain(chars).collect())
 }

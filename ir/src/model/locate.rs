@@ -52,6 +52,16 @@ pub(super) fn splice(source: &str, path: &str, value: &str) -> Result<String, St
     Ok(format!("{}{text}{separator}{}", &source[..open + 1], &source[open + 1..]))
 }
 
+/// The names of the fields of a struct: `a` and `b` of `name(a: 1, b: (c: 2))`.
+pub(super) fn keys(source: &str) -> Vec<String> {
+    let Some(at) = source.find('(') else { return Vec::new() };
+    let key = |n: usize| {
+        let item = Scanner { source, at }.items(|i, _| i == n)?.1?;
+        item.key.map(|it| source[it].to_string())
+    };
+    (0..).map_while(key).collect()
+}
+
 #[derive(Debug, Clone, PartialEq)]
 enum Segment {
     Field(String),
@@ -121,6 +131,7 @@ impl Found {
 
 fn find(source: &str, path: &[Segment]) -> Option<Found> {
     let mut scanner = Scanner { source, at: 0 };
+    scanner.eat("\u{feff}");
     scanner.space();
     while scanner.eat("#![") {
         scanner.at += source[scanner.at..].find(']')? + 1;

@@ -21,8 +21,8 @@ impl MeshSpec {
         let bad = |why: &str| {
             Problem::BadMesh { text: text.to_string(), why: why.to_string() }.at(At::Mesh)
         };
-        let size = |axis: &str, size: &str| match size.trim().parse::<u32>() {
-            Ok(0) => Err(Problem::EmptyAxis { axis: axis.to_string() }.at(At::Mesh)),
+        let size = |axis: Option<String>, size: &str| match size.trim().parse::<u32>() {
+            Ok(0) => Err(Problem::EmptyAxis { axis }.at(At::Mesh)),
             Ok(size) => Ok(size),
             Err(_) => Err(bad(&format!("`{}` is no size", size.trim()))),
         };
@@ -30,8 +30,11 @@ impl MeshSpec {
             return Err(bad("it is empty"));
         }
         if !text.contains('=') {
+            let several = text.contains(['x', 'X']);
+            let place =
+                |i: usize| several.then(|| format!("number {} of `{}`", i + 1, text.trim()));
             let sizes = text.split(['x', 'X']).enumerate();
-            let sizes = sizes.map(|(i, it)| size(&format!("number {}", i + 1), it));
+            let sizes = sizes.map(|(i, it)| size(place(i), it));
             return Ok(MeshSpec::Sizes(sizes.collect::<Result<_, _>>()?));
         }
         let mut res: Vec<(String, u32)> = Vec::new();
@@ -42,7 +45,7 @@ impl MeshSpec {
             if res.iter().any(|it| it.0 == name) {
                 return Err(bad(&format!("`{name}` is given twice")));
             }
-            res.push((name.to_string(), size(name, value)?));
+            res.push((name.to_string(), size(Some(format!("`{name}`")), value)?));
         }
         Ok(MeshSpec::Named(res))
     }
@@ -123,8 +126,10 @@ mod tests {
 
     #[test]
     fn refuses_what_is_none() {
-        check("2x0", Err("mesh axis `number 2` has size 0; an axis needs at least one rank"));
-        check("tp=0", Err("mesh axis `tp` has size 0; an axis needs at least one rank"));
+        let least = "an axis needs at least one rank";
+        check("0", Err(&format!("the mesh has an axis of size 0; {least}")));
+        check("2x0", Err(&format!("the mesh has an axis of size 0, number 2 of `2x0`; {least}")));
+        check("tp=0", Err(&format!("the mesh has an axis of size 0, `tp`; {least}")));
         check("2xtp", Err("`2xtp` is no mesh: `tp` is no size"));
         check("dp=2,dp=2", Err("`dp=2,dp=2` is no mesh: `dp` is given twice"));
         check("", Err("`` is no mesh: it is empty"));

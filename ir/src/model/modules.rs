@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::elaborate::{Cx, Values};
 use super::error::ModelError;
+use super::range::Fields;
 use super::schema::Ordered;
 
 /// Defines the struct of a module: its own fields and those that every module has.
@@ -91,6 +92,9 @@ define_modules! {
 pub trait ModuleDef {
     /// The options that all modules have.
     fn common(&self) -> Common<'_>;
+
+    /// Checks the ranges of the module's numbers.
+    fn check(&self, fields: &Fields) -> Result<(), ModelError>;
 
     /// Appends the module's nodes. Names, scope and errors are those of the module at hand.
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError>;

@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use super::elaborate::Cx;
 use super::error::{At, ModelError, Problem, nearest};
 use super::names::glob;
+use super::range::{fits, too_large};
 use super::schema::{Model, ParamOptions, Placements};
 use crate::graph::{Def, Init, Param, Section, Store};
 use crate::ops::{Cast, Reshard};
@@ -59,9 +60,13 @@ impl Cx<'_> {
             return self.tie(index, written, spec.shape);
         }
         let ndim = spec.shape.len();
+        if !fits(spec.shape) {
+            return Err(self.error("", too_large(&name, spec.shape)));
+        }
         let mut compute = spec.compute.unwrap_or_else(|| Sharding::replicated(ndim));
         let mut storage = spec.storage.unwrap_or_else(|| compute.clone());
         let mut fsdp_dim = self.model.fsdp.dim;
+        let mut fsdp_dim_at = At::Path("fsdp.dim".into());
         let mut dtype = self.model.precision.storage;
         let (mut init, mut decay, mut trainable) = (spec.init, ndim > 1, true);
         let matches = |patterns: &[String]| patterns.iter().any(|it| glob(it, &name));
@@ -74,7 +79,13 @@ impl Cx<'_> {
         for (pattern, options) in local.into_iter().chain(global) {
             init = options.init.unwrap_or(init);
             dtype = options.dtype.unwrap_or(dtype);
-            fsdp_dim = options.fsdp_dim.unwrap_or(fsdp_dim);
+            if let Some(dim) = options.fsdp_dim {
+                fsdp_dim = dim;
+                fsdp_dim_at = match pattern {
+                    Some(it) => At::Path(format!("parameters[\"{it}\"].fsdp_dim")),
+                    None => self.here("fsdp_dim"),
+                };
+            }
             decay = options.decay.unwrap_or(decay);
             trainable = options.trainable.unwrap_or(trainable);
             if let Some(placements) = &options.placements {
@@ -93,6 +104,12 @@ impl Cx<'_> {
             return Err(
                 self.error("", Problem::Range { field, found, expected: "f32 or bf16".into() })
             );
+        }
+        if ndim > 1 && fsdp_dim >= ndim {
+            let field = format!("the FSDP dimension of `{name}`");
+            let expected = format!("below {ndim}, the number of its dimensions");
+            let problem = Problem::Range { field, found: fsdp_dim.to_string(), expected };
+            return Err(problem.at(fsdp_dim_at));
         }
         if !spec.masked {
             let at = placed_at.unwrap_or_else(|| self.here(""));
@@ -241,17 +258,37 @@ impl Cx<'_> {
 }
 
 /// The parameter that each alias stands for; chains are followed.
-pub(super) fn ties(model: &Model) -> FxHashMap<&str, &str> {
-    let direct: FxHashMap<&str, &str> =
-        model.tied.iter().map(|it| (it.0.as_str(), it.1.as_str())).collect();
-    let end = |alias: &'_ str| {
-        let mut name = direct[alias];
-        for _ in 0..direct.len() {
-            name = direct.get(name).copied().unwrap_or(name);
-        }
-        name
+pub(super) fn ties(model: &Model) -> Result<FxHashMap<&str, &str>, ModelError> {
+    let fail = |i: usize, why: String| {
+        let problem = Problem::Tie { alias: model.tied[i].0.clone(), why };
+        Err(problem.at(At::Path(format!("tied[{i}][0]"))))
     };
-    model.tied.iter().map(|it| (it.0.as_str(), end(&it.0))).collect()
+    let mut direct: FxHashMap<&str, &str> = FxHashMap::default();
+    for (i, (alias, name)) in model.tied.iter().enumerate() {
+        if alias == name {
+            return fail(i, "is tied to itself".to_string());
+        }
+        if let Some(first) = direct.insert(alias, name) {
+            return fail(i, format!("is tied twice, to `{first}` and to `{name}`"));
+        }
+    }
+    let mut res = FxHashMap::default();
+    for (i, (alias, name)) in model.tied.iter().enumerate() {
+        let mut chain = vec![alias.as_str(), name.as_str()];
+        while let Some(&next) = direct.get(chain[chain.len() - 1]) {
+            let is_cycle = chain.contains(&next);
+            chain.push(next);
+            if is_cycle {
+                let names: Vec<String> = chain.iter().map(|it| format!("`{it}`")).collect();
+                return fail(
+                    i,
+                    format!("leads to no parameter, but in a circle: {}", names.join(" -> ")),
+                );
+            }
+        }
+        res.insert(alias.as_str(), chain[chain.len() - 1]);
+    }
+    Ok(res)
 }
 
 /// Every pattern must mean some parameter, or it is a misspelling.
@@ -262,6 +299,13 @@ pub(super) fn check_patterns(cx: &Cx<'_>) -> Result<(), ModelError> {
     let check = |field: &str, at: String, pattern: &str, found: bool| {
         if found {
             return Ok(());
+        }
+        if let Some((_, name)) =
+            model.tied.iter().find(|it| field != "tied" && glob(pattern, &it.0))
+        {
+            let name = cx.tied.get(name.as_str()).map_or(name.as_str(), |it| it).to_string();
+            let (field, pattern) = (field.to_string(), pattern.to_string());
+            return Err(Problem::TiedOption { field, pattern, name }.at(At::Path(at)));
         }
         let known: Vec<String> = names().cloned().collect();
         let nearest = nearest(pattern, &known).map(str::to_string);

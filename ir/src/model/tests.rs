@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
+use super::attributes::{attributes, is_forward};
 use super::*;
+use crate::ops::OpKind;
 use crate::placement::Sharding;
 use crate::{DType, Graph, Phase, Section};
 
@@ -354,7 +356,8 @@ fn errors_about_axes() {
         "",
         "",
         "2x0",
-        "PL0206: mesh axis `number 2` has size 0; an axis needs at least one rank\nat: --mesh\n\
+        "PL0206: the mesh has an axis of size 0, number 2 of `2x0`; an axis needs at least one rank\n\
+         at: --mesh\n\
          help: write `8`, `2x4` or `dp=2,tp=4`",
     );
 }
@@ -482,9 +485,35 @@ fn errors_in_blocks() {
         report(&source(&matmul("z")), "2x2"),
         "PL0214: `own`: no value is called `z` here\nat: \"z\"\nhelp: one of labels, w, x"
     );
+    let op = |op: &str| {
+        report(&source(&format!(r#"(op: "{op}", inputs: ["x", "w"], outputs: ["y"])"#)), "1")
+    };
     assert_eq!(
-        report(&source(r#"(op: "matmull", inputs: ["x", "w"], outputs: ["y"])"#), "1"),
-        "PL0213: `own`: unknown op `matmull`\nat: \"matmull\""
+        op("matmull"),
+        "PL0213: `own`: unknown op `matmull`\nat: \"matmull\"\nhelp: did you mean `matmul`?"
+    );
+    assert_eq!(
+        op("biasadd"),
+        "PL0213: `own`: unknown op `biasadd`\nat: \"biasadd\"\nhelp: did you mean `bias_add`?"
+    );
+    assert_eq!(
+        op("matmul(transpose_c:true)"),
+        "PL0213: `own`: `matmul` has no attribute `transpose_c`; did you mean `transpose_a`?\n\
+         at: \"matmul(transpose_c:true)\""
+    );
+    assert_eq!(op("scale"), "PL0213: `own`: `scale` needs the attribute `factor`\nat: \"scale\"");
+    assert_eq!(
+        op("scale(factor:a)"),
+        "PL0213: `own`: attributes of `scale`: expected float\nat: \"scale(factor:a)\""
+    );
+    assert_eq!(
+        op("add"),
+        "PL0208: `own.y` (add): numbers of dims: 3 and 2 differ\nat: \"add\"\n\
+         help: `bias_add` adds a vector to every row"
+    );
+    assert_eq!(
+        report(&source(r#"(op: "add", inputs: ["x", "w"], outputs: [])"#), "1"),
+        "PL0213: `own`: an op needs a name for each of its results\nat: outputs"
     );
     assert_eq!(
         report(
@@ -601,6 +630,251 @@ fn the_documentation_is_complete() {
     for module in modules {
         check(&known(&format!("(layers: [{module}(zz: 1)])")), &module);
     }
+    for &kind in OpKind::ALL.iter().filter(|&&it| is_forward(it)) {
+        let rows = docs.lines().filter(|it| it.starts_with(&format!("| `{}` |", kind.name())));
+        let rows: Vec<&str> = rows.collect();
+        assert!(!rows.is_empty(), "the op `{}` has no row in docs/model.md", kind.name());
+        for attribute in attributes(kind) {
+            let is_there = rows.iter().any(|it| it.contains(&format!("`{attribute}")));
+            assert!(is_there, "`{attribute}` of `{}` is not in docs/model.md", kind.name());
+        }
+    }
     let example = docs.split("```ron").nth(1).and_then(|it| it.split("```").next());
     graph_of(example.expect("an example"), "2x2", &[]);
+}
+
+/// A number out of its range is an error that points at the number.
+#[test]
+fn numbers_out_of_range() {
+    #[track_caller]
+    fn model(fields: &str, expect: &str) {
+        let to = format!("sequence: 32, {fields},");
+        check_error("sequence: 32,", &to, "2x2", &format!("PL0216: {expect}"));
+    }
+    #[track_caller]
+    fn module(from: &str, to: &str, expect: &str) {
+        check_error(from, to, "2x2", &format!("PL0216: {expect}"));
+    }
+    #[track_caller]
+    fn layer(layer: &str, expect: &str) {
+        let to = format!("{layer}, LmHead(name: \"lm_head\")");
+        check_error("LmHead(name: \"lm_head\")", &to, "2x2", &format!("PL0216: {expect}"));
+    }
+    let real = "and must be more than 0 and finite";
+    model("clip_norm: 0", &format!("clip_norm is 0, {real}\nat: 0"));
+    model("clip_norm: -1.5", &format!("clip_norm is -1.5, {real}\nat: -1.5"));
+    model("clip_norm: inf", &format!("clip_norm is inf, {real}\nat: inf"));
+    let rate = "and must be at least 0 and finite";
+    module("lr: 1e-3", "lr: -1e-3", &format!("schedule.lr is -0.001, {rate}\nat: -1e-3"));
+    module("lr: 1e-3", "lr: NaN", &format!("schedule.lr is NaN, {rate}\nat: NaN"));
+    module(
+        "lr: 1e-3",
+        "lr: 1, decay: Linear(until: 9, min: -1)",
+        &format!("schedule.decay.min is -1, {rate}\nat: -1"),
+    );
+    module(
+        "lr: 1e-3",
+        "lr: 1, warmup: 10, decay: Cosine(until: 10, min: 0)",
+        "schedule.decay.until is 10, and must be more than warmup, which is 10\nat: 10",
+    );
+    let below = "and must be at least 0 and below 1";
+    module("(0.9, 0.95)", "(0.9, 1)", &format!("optimizer.betas[1] is 1, {below}\nat: 1"));
+    module("eps: 1e-8", "eps: 0", &format!("optimizer.eps is 0, {real}\nat: 0"));
+    module(
+        "weight_decay: 0.1",
+        "weight_decay: -0.1",
+        &format!("optimizer.weight_decay is -0.1, {rate}\nat: -0.1"),
+    );
+    module(
+        "AdamW(betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1)",
+        "Sgd(momentum: 1)",
+        &format!("optimizer.momentum is 1, {below}\nat: 1"),
+    );
+    model("init: Normal(std: -1)", &format!("init.std is -1, {rate}\nat: -1"));
+    model("init: Normal(mean: NaN, std: 1)", "init.mean is NaN, and must be finite\nat: NaN");
+    model(
+        "output_init: Uniform(low: 1, high: 1)",
+        "output_init.high is 1, and must be more than low, which is 1\nat: 1",
+    );
+    model(
+        "parameters: {\"lm_head.weight\": (init: Normal(std: inf))}",
+        &format!("init.std is inf, {rate}\nat: inf"),
+    );
+    model("micro_batches: 0", "micro_batches is 0, and must be at least 1\nat: 0");
+    model("steps: 0", "steps is 0, and must be at least 1\nat: 0");
+    model("fsdp: (units: Layers(0))", "fsdp.units is 0, and must be at least 1\nat: Layers");
+    model(
+        "fsdp: (dim: 9)",
+        "the FSDP dimension of `model.embed_tokens.weight` is 9, and must be below 2, the number of \
+         its dimensions\nat: 9",
+    );
+    model(
+        "parameters: {\"lm_head.*\": (fsdp_dim: 2)}",
+        "the FSDP dimension of `lm_head.weight` is 2, and must be below 2, the number of its \
+         dimensions\nat: 2",
+    );
+    module("Global(8)", "Global(0)", "batch is 0, and must be at least 1\nat: Global");
+    module("sequence: 32", "sequence: 0", "sequence is 0, and must be at least 1\nat: 0");
+    module("vocab: 256", "vocab: 0", "vocab is 0, and must be at least 1\nat: 0");
+    module("dim: 64", "dim: 0", "dim is 0, and must be at least 1\nat: 0");
+    module(
+        "dim: 64",
+        "dim: 1099511627777",
+        "dim is 1099511627777, and must be at most 2^40\nat: 1099511627777",
+    );
+    module("ffn: 160", "ffn: 0", "ffn is 0, and must be at least 1\nat: 0");
+    module("heads: 4", "heads: 0", "heads is 0, and must be at least 1\nat: 0");
+    module("kv_heads: 2", "kv_heads: 0", "kv_heads is 0, and must be at least 1\nat: 0");
+    module("heads: 4", "heads: 4, head_dim: 0", "head_dim is 0, and must be at least 1\nat: 0");
+    module("heads: 4", "heads: 4, scale: 0", &format!("scale is 0, {real}\nat: 0"));
+    module("n: 2", "n: 0", "n is 0, and must be from 1 to 10000\nat: 0");
+    module("n: 2", "n: 10001", "n is 10001, and must be from 1 to 10000\nat: 10001");
+    module("theta: 10000", "theta: -1", &format!("theta is -1, {real}\nat: -1"));
+    module(
+        "theta: 10000",
+        "scaling: Llama3(factor: 0)",
+        &format!("scaling.factor is 0, {real}\nat: 0"),
+    );
+    module("RmsNorm(eps: 1e-5)", "RmsNorm(eps: 0)", &format!("norm.eps is 0, {real}\nat: 0"));
+    module(
+        "eps: 1e-5),\n        Lm",
+        "eps: -1),\n        Lm",
+        &format!("eps is -1, {real}\nat: -1"),
+    );
+    module(
+        "dim: 64",
+        "dim: 64, padding_idx: 256",
+        "padding_idx is 256, and must be at least 0 and below vocab, which is 256\nat: 256",
+    );
+    module(
+        "bias: false",
+        "bias: false, hidden_dropout: 1",
+        &format!("hidden_dropout is 1, {below}\nat: 1"),
+    );
+    layer("Residual(body: [], dropout: -0.5)", &format!("dropout is -0.5, {below}\nat: -0.5"));
+    layer("Dropout(rate: 1.5)", &format!("rate is 1.5, {below}\nat: 1.5"));
+    layer("PositionEmbedding(positions: 0)", "positions is 0, and must be at least 1\nat: 0");
+    layer("Linear(out_features: 0)", "out_features is 0, and must be at least 1\nat: 0");
+    layer(
+        "Linear(fused: {\"a\": 4, \"b\": 0})",
+        "fused[\"b\"] is 0, and must be at least 1\nat: 0",
+    );
+    layer(
+        "Block(inputs: [\"x\"], params: {\"w\": (shape: [4, 0])}, ops: [], outputs: [\"x\"])",
+        "shape[1] is 0, and must be at least 1\nat: 0",
+    );
+    layer(
+        "Block(inputs: [\"x\"], ops: [(op: \"scale(factor:inf)\", inputs: [\"x\"], outputs: [\"y\"])], \
+         outputs: [\"y\"])",
+        "an attribute of `scale` is inf, and must be finite\nat: \"scale(factor:inf)\"",
+    );
+    layer(
+        "Block(inputs: [\"x\"], ops: [(op: \"merge_dims(dim:18446744073709551615)\", inputs: [\"x\"], \
+         outputs: [\"y\"])], outputs: [\"y\"])",
+        "a dimension of `merge_dims` is 18446744073709551615, and must be at most 2^40\n\
+         at: \"merge_dims(dim:18446744073709551615)\"",
+    );
+    module(
+        "CrossEntropy()",
+        "CrossEntropy(label_smoothing: 1)",
+        &format!("label_smoothing is 1, {below}\nat: 1"),
+    );
+}
+
+/// Products are computed without overflow, and no tensor is too large to have addresses.
+#[test]
+fn products_out_of_range() {
+    let many = "1099511627776";
+    check_error(
+        "Global(8)",
+        &format!("PerReplica({many})"),
+        "2x2",
+        "PL0216: batch times data-parallel coordinates is 1099511627776 times 2, and must be at most \
+         2^40\nat: PerReplica",
+    );
+    check_error(
+        "Global(8),\n    sequence: 32,",
+        &format!("Global({many}), sequence: {many},"),
+        "2x2",
+        "PL0216: the shape of `tokens` is [1099511627776, 1099511627776], and must be one of at most \
+         2^56 elements\nat: Global",
+    );
+    check_error(
+        "vocab: 256, dim: 64",
+        &format!("vocab: {many}, dim: {many}"),
+        "2x2",
+        "PL0216: the shape of `model.embed_tokens.weight` is [1099511627776, 1099511627776], and must \
+         be one of at most 2^56 elements\nat: Embedding",
+    );
+    check_error(
+        "heads: 4",
+        &format!("heads: 4, head_dim: {many}"),
+        "2x2",
+        "PL0216: heads times head_dim is 4 times 1099511627776, and must be at most 2^40\n\
+         at: 1099511627776",
+    );
+    check_error(
+        "Global(8),\n    sequence: 32,",
+        &format!("Global(512), sequence: {many},"),
+        "2x2",
+        "PL0216: the shape of `model.layers.0.mlp.gate_proj` is [512, 1099511627776, 160], and must \
+         be one of at most 2^56 elements\nat: mlp",
+    );
+}
+
+/// A name that is tied leads to one parameter, which has the options.
+#[test]
+fn errors_about_ties() {
+    #[track_caller]
+    fn check(fields: &str, expect: &str) {
+        let to = format!("sequence: 32, {fields},");
+        check_error("sequence: 32,", &to, "1", &format!("PL0209: {expect}"));
+    }
+    check(
+        r#"tied: [("lm_head.weight", "lm_head.weight")]"#,
+        "`lm_head.weight` in tied is tied to itself\nat: \"lm_head.weight\"",
+    );
+    check(
+        r#"tied: [("a", "b"), ("b", "a")]"#,
+        "`a` in tied leads to no parameter, but in a circle: `a` -> `b` -> `a`\nat: \"a\"",
+    );
+    check(
+        r#"tied: [("lm_head.weight", "b"), ("b", "c"), ("c", "b")]"#,
+        "`lm_head.weight` in tied leads to no parameter, but in a circle: `lm_head.weight` -> `b` -> \
+         `c` -> `b`\nat: \"lm_head.weight\"",
+    );
+    let embedding = r#""model.embed_tokens.weight""#;
+    check(
+        &format!(r#"tied: [("lm_head.weight", {embedding}), ("lm_head.weight", "b")]"#),
+        "`lm_head.weight` in tied is tied twice, to `model.embed_tokens.weight` and to `b`\n\
+         at: \"lm_head.weight\"",
+    );
+    check(
+        &format!(
+            r#"tied: [("lm_head.weight", {embedding})], parameters: {{"lm_head.*": (init: Zeros)}}"#
+        ),
+        "`lm_head.*` in parameters is tied to `model.embed_tokens.weight`, which has the options of \
+         both\nat: \"lm_head.*\"\nhelp: give the option to `model.embed_tokens.weight`",
+    );
+    check(
+        &format!(r#"tied: [("lm_head.weight", {embedding})], frozen: ["lm_head.weight"]"#),
+        "`lm_head.weight` in frozen is tied to `model.embed_tokens.weight`, which has the options of \
+         both\nat: \"lm_head.weight\"\nhelp: give the option to `model.embed_tokens.weight`",
+    );
+}
+
+/// Editors on Windows write a byte order mark; errors point behind it.
+#[test]
+fn a_byte_order_mark_is_skipped() {
+    let source = format!("\u{feff}{}", example("llama-tiny.ron"));
+    assert_eq!(graph_of(&source, "2", &[("sequence", "16")]).run.sequence, 16);
+    assert_eq!(
+        report(&source.replace("sequence: 32", "sequence: 0"), "1"),
+        "PL0216: sequence is 0, and must be at least 1\nat: 0"
+    );
+    assert_eq!(
+        report(&source.replace("kv_heads: 2", "kv_head: 2"), "1"),
+        "PL0102: `MultiheadAttention` has no field `kv_head`\nat: kv_head\nhelp: did you mean \
+         `kv_heads`?"
+    );
 }

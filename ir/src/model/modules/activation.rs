@@ -7,6 +7,7 @@ use super::{Common, ModuleDef};
 use crate::Value;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::ModelError;
+use crate::model::range::Fields;
 use crate::ops::{self, activation::ActivationKind, glu::GluKind};
 
 module! {
@@ -90,6 +91,10 @@ impl Function {
 impl ModuleDef for Activation {
     fn common(&self) -> Common<'_> {
         self.common_options()
+    }
+
+    fn check(&self, _fields: &Fields) -> Result<(), ModelError> {
+        Ok(())
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

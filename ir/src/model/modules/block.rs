@@ -20,9 +20,11 @@ use smallvec::SmallVec;
 
 use super::{Common, ModuleDef};
 use crate::graph::Init;
+use crate::model::attributes::read_op;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
 use crate::model::params::ParamSpec;
+use crate::model::range::{Fields, MAX_SIZE};
 use crate::model::schema::{Ordered, ParamOptions, Placements};
 use crate::ops::Op;
 use crate::{DType, Value};
@@ -98,6 +100,13 @@ impl ModuleDef for Block {
         self.common_options()
     }
 
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        for (name, param) in &self.params.0 {
+            param.check(&fields.of(&format!("params[\"{name}\"]")))?;
+        }
+        Ok(())
+    }
+
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {
         if inputs.len() != self.inputs.len() {
             let (module, expected) = (cx.title(), format!("{} tensors", self.inputs.len()));
@@ -133,6 +142,13 @@ impl ModuleDef for Block {
 }
 
 impl BlockParam {
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        for (i, &it) in self.shape.iter().enumerate() {
+            fields.size(&format!("shape[{i}]"), it)?;
+        }
+        fields.init("init", self.init)
+    }
+
     fn declare(&self, cx: &mut Cx<'_>, name: &str) -> Result<Value, ModelError> {
         let options = ParamOptions {
             init: self.init,
@@ -157,7 +173,8 @@ impl BlockOp {
         let fail = |cx: &Cx<'_>, field: &str, why: String| {
             cx.error(field, Problem::Op { block: cx.title(), why })
         };
-        let op = Op::from_text(&self.op).map_err(|it| fail(cx, "op", it))?;
+        let op = read_op(cx, &self.op)?;
+        check_numbers(cx, &op)?;
         let inputs = self.inputs.iter().enumerate();
         let inputs = inputs.map(|(i, it)| look_up(cx, known, it, &format!("inputs[{i}]")));
         let inputs = inputs.collect::<Result<Values, _>>()?;
@@ -165,6 +182,10 @@ impl BlockOp {
             let types: SmallVec<[_; 4]> = inputs.iter().map(|&it| cx.ty(it)).collect();
             op.infer(&types).map_or(self.outputs.len(), |it| it.len())
         };
+        if self.outputs.is_empty() {
+            let why = "an op needs a name for each of its results".to_string();
+            return Err(fail(cx, "outputs", why));
+        }
         if n_results != self.outputs.len() {
             let why = format!("`{}` has {n_results} results, and {} names", self.op, self.outputs.len());
             return Err(fail(cx, "outputs", why));
@@ -186,4 +207,26 @@ fn look_up(
         let (block, name) = (cx.title(), name.to_string());
         cx.error(field, Problem::UnknownValue { block, name, known: names })
     })
+}
+
+/// Refuses attributes that are no number, or no dimension or size that a tensor can have.
+fn check_numbers(cx: &Cx<'_>, op: &Op) -> Result<(), ModelError> {
+    let (text, name) = (op.to_text(), op.kind().name());
+    let fail = |what: &str, found: &str, expected: &str| {
+        let (found, expected) = (found.to_string(), expected.to_string());
+        let field = format!("{what} of `{name}`");
+        Err(cx.error("op", Problem::Range { field, found, expected }))
+    };
+    // Attributes are numbers and words of closed lists, none of which is `inf`.
+    let mut words = text.split(|it: char| !it.is_alphanumeric());
+    if let Some(found) = words.find(|it| matches!(*it, "inf" | "NaN")) {
+        return fail("an attribute", found, "finite");
+    }
+    for rest in text.split("dim:").skip(1) {
+        let digits = rest.split(|it: char| !it.is_ascii_digit()).next().unwrap_or_default();
+        if digits.parse::<u64>().is_ok_and(|it| it > MAX_SIZE) {
+            return fail("a dimension", digits, "at most 2^40");
+        }
+    }
+    Ok(())
 }

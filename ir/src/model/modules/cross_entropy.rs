@@ -6,6 +6,7 @@
 use super::{Common, ModuleDef};
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
+use crate::model::range::Fields;
 use crate::ops::{CeLoss, CeMax, CeStats, Number};
 
 module! {
@@ -29,12 +30,11 @@ impl ModuleDef for CrossEntropy {
         self.common_options()
     }
 
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        fields.fraction("label_smoothing", self.label_smoothing)
+    }
+
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {
-        if !(0.0..1.0).contains(&self.label_smoothing) {
-            let (field, found) = ("label_smoothing".to_string(), self.label_smoothing.to_string());
-            let problem = Problem::Range { field, found, expected: "at least 0 and below 1".into() };
-            return Err(cx.error("label_smoothing", problem));
-        }
         let (Some(labels), [logits]) = (cx.labels, inputs.as_slice()) else {
             let (module, expected) = (cx.title(), "1 tensor, the logits".to_string());
             return Err(cx.error("", Problem::Inputs { module, expected, found: inputs.len() }));

@@ -6,6 +6,7 @@ use super::{Common, ModuleDef, yes};
 use crate::Value;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
+use crate::model::range::Fields;
 use crate::ops::{Attention, Number};
 
 module! {
@@ -25,6 +26,11 @@ module! {
 impl ModuleDef for DotProductAttention {
     fn common(&self) -> Common<'_> {
         self.common_options()
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        fields.size("heads", self.heads)?;
+        self.scale.map_or(Ok(()), |it| fields.positive("scale", it))
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

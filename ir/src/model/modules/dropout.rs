@@ -6,6 +6,7 @@ use super::{Common, ModuleDef};
 use crate::Value;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::ModelError;
+use crate::model::range::Fields;
 use crate::ops::{self, Number};
 use crate::random::stream_key;
 
@@ -20,6 +21,10 @@ module! {
 impl ModuleDef for Dropout {
     fn common(&self) -> Common<'_> {
         self.common_options()
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        fields.fraction("rate", self.rate)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

@@ -6,6 +6,7 @@ use super::{Common, ModuleDef};
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
+use crate::model::range::Fields;
 use crate::model::params::ParamSpec;
 use crate::model::schema::ParamOptions;
 use crate::ops;
@@ -32,6 +33,18 @@ module! {
 impl ModuleDef for Embedding {
     fn common(&self) -> Common<'_> {
         self.common_options()
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        fields.size("vocab", self.vocab)?;
+        fields.size("dim", self.dim)?;
+        if let Some(it) = self.padding_idx {
+            let ok = u64::try_from(it).is_ok_and(|it| it < self.vocab);
+            let expected = format!("at least 0 and below vocab, which is {}", self.vocab);
+            fields.require(ok, "padding_idx", it, &expected)?;
+        }
+        fields.init("init", self.init)?;
+        fields.options("weight", &self.weight)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

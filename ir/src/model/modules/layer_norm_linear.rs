@@ -1,11 +1,12 @@
 //! `LayerNormLinear`: a norm, then a [`Linear`](super::Linear) that is column-parallel or replicated.
 
-use super::linear::{ParallelMode, Projections};
+use super::linear::{ParallelMode, Projections, check_sizes};
 use super::norm::Norm;
 use super::{Common, ModuleDef, yes};
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
+use crate::model::range::Fields;
 use crate::model::schema::{Ordered, ParamOptions};
 
 module! {
@@ -41,6 +42,13 @@ module! {
 impl ModuleDef for LayerNormLinear {
     fn common(&self) -> Common<'_> {
         self.common_options()
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        self.norm.check(fields, "norm")?;
+        check_sizes(fields, self.in_features, self.out_features, &self.fused)?;
+        fields.init("init", self.init)?;
+        fields.options("weight", &self.weight)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

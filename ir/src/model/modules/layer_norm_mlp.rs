@@ -12,6 +12,7 @@ use crate::Value;
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::ModelError;
+use crate::model::range::Fields;
 
 module! {
     /// See the [module docs](self).
@@ -43,6 +44,13 @@ fn default_activation() -> Function {
 impl ModuleDef for LayerNormMlp {
     fn common(&self) -> Common<'_> {
         self.common_options()
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        fields.size("ffn", self.ffn)?;
+        self.norm.map_or(Ok(()), |it| it.check(fields, "norm"))?;
+        fields.init("init", self.init)?;
+        fields.init("output_init", self.output_init)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

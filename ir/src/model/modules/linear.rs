@@ -17,6 +17,7 @@ use crate::Value;
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
+use crate::model::range::Fields;
 use crate::model::params::ParamSpec;
 use crate::model::schema::{Ordered, ParamOptions};
 use crate::ops::{BiasAdd, Matmul};
@@ -132,6 +133,18 @@ pub(super) struct Projections<'s> {
     pub options: &'s ParamOptions,
 }
 
+/// Checks the sizes of a [`Linear`] or a `LayerNormLinear`.
+pub(super) fn check_sizes(
+    fields: &Fields,
+    in_features: Option<u64>,
+    out_features: Option<u64>,
+    fused: &Ordered<u64>,
+) -> Result<(), ModelError> {
+    fields.optional_size("in_features", in_features)?;
+    fields.optional_size("out_features", out_features)?;
+    fused.0.iter().try_for_each(|(name, it)| fields.size(&format!("fused[\"{name}\"]"), *it))
+}
+
 impl Projections<'_> {
     pub(super) fn apply(self, cx: &mut Cx<'_>, x: Value) -> Result<Values, ModelError> {
         let width = cx.width(x);
@@ -191,6 +204,12 @@ impl Projections<'_> {
 impl ModuleDef for Linear {
     fn common(&self) -> Common<'_> {
         self.common_options()
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        check_sizes(fields, self.in_features, self.out_features, &self.fused)?;
+        fields.init("init", self.init)?;
+        fields.options("weight", &self.weight)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

@@ -6,6 +6,7 @@ use super::{Common, ModuleDef};
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::ModelError;
+use crate::model::range::Fields;
 use crate::model::params::ParamSpec;
 use crate::model::schema::ParamOptions;
 use crate::ops::{Cast, Matmul};
@@ -28,6 +29,12 @@ module! {
 impl ModuleDef for LmHead {
     fn common(&self) -> Common<'_> {
         self.common_options()
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        fields.optional_size("vocab", self.vocab)?;
+        fields.init("init", self.init)?;
+        fields.options("weight", &self.weight)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

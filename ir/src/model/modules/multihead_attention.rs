@@ -15,6 +15,7 @@ use crate::Value;
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
+use crate::model::range::{Fields, MAX_SIZE};
 use crate::ops::{MergeDims, SplitDim};
 
 module! {
@@ -61,6 +62,18 @@ module! {
 impl ModuleDef for MultiheadAttention {
     fn common(&self) -> Common<'_> {
         self.common_options()
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        fields.size("heads", self.heads)?;
+        fields.optional_size("kv_heads", self.kv_heads)?;
+        fields.optional_size("head_dim", self.head_dim)?;
+        self.norm.map_or(Ok(()), |it| it.check(fields, "norm"))?;
+        self.qk_norm.map_or(Ok(()), |it| it.check(fields, "qk_norm"))?;
+        self.rope.as_ref().map_or(Ok(()), |it| it.check(&fields.of("rope")))?;
+        self.scale.map_or(Ok(()), |it| fields.positive("scale", it))?;
+        fields.init("init", self.init)?;
+        fields.init("output_init", self.output_init)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {
@@ -112,7 +125,13 @@ impl MultiheadAttention {
         ];
         let mut qkv = [x; 3];
         for ((name, key, heads, parallel), value) in parts.into_iter().zip(&mut qkv) {
-            let out = heads * head_dim;
+            let out = heads.checked_mul(head_dim).filter(|&it| it <= MAX_SIZE);
+            let Some(out) = out else {
+                let field = "heads times head_dim".to_string();
+                let found = format!("{heads} times {head_dim}");
+                let problem = Problem::Range { field, found, expected: "at most 2^40".into() };
+                return Err(cx.error("head_dim", problem));
+            };
             let projection = Projection { out, bias: qkv_bias, parallel, init, options: None };
             *value = cx.scoped_part(key, |cx| projection.apply(cx, x))?;
             if name == "v" {

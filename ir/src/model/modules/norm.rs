@@ -8,6 +8,7 @@ use crate::Value;
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::ModelError;
+use crate::model::range::Fields;
 use crate::model::params::ParamSpec;
 use crate::ops::{self, Number};
 
@@ -70,6 +71,12 @@ impl Default for Norm {
 }
 
 impl Norm {
+    /// Checks its numbers, as those of `field`.
+    pub(super) fn check(self, fields: &Fields, field: &str) -> Result<(), ModelError> {
+        let (Norm::LayerNorm { eps, .. } | Norm::RmsNorm { eps, .. }) = self;
+        fields.positive(&format!("{field}.eps"), eps)
+    }
+
     /// Normalizes `x` with parameters of the module at hand; the result has the module's name.
     pub(super) fn apply(self, cx: &mut Cx<'_>, x: Value) -> Result<Value, ModelError> {
         let width = [cx.width(x)];
@@ -95,6 +102,10 @@ impl ModuleDef for LayerNorm {
         self.common_options()
     }
 
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        fields.positive("eps", self.eps)
+    }
+
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {
         let x = cx.one(&inputs)?;
         let norm = Norm::LayerNorm { eps: self.eps, zero_centered: self.zero_centered };
@@ -105,6 +116,10 @@ impl ModuleDef for LayerNorm {
 impl ModuleDef for RmsNorm {
     fn common(&self) -> Common<'_> {
         self.common_options()
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        fields.positive("eps", self.eps)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

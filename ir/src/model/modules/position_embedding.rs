@@ -8,6 +8,7 @@ use super::{Common, ModuleDef};
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
+use crate::model::range::Fields;
 use crate::model::params::ParamSpec;
 use crate::model::schema::ParamOptions;
 use crate::ops;
@@ -29,6 +30,12 @@ module! {
 impl ModuleDef for PositionEmbedding {
     fn common(&self) -> Common<'_> {
         self.common_options()
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        fields.size("positions", self.positions)?;
+        fields.init("init", self.init)?;
+        fields.options("weight", &self.weight)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

@@ -9,6 +9,7 @@ use super::{Attention, Common, Module, ModuleDef, attentions_in};
 use crate::graph::Checkpoint;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{At, ModelError, Problem};
+use crate::model::range::Fields;
 use crate::model::names::join;
 use crate::ops::{CollectiveKind, OpKind};
 
@@ -30,6 +31,11 @@ module! {
 impl ModuleDef for Repeat {
     fn common(&self) -> Common<'_> {
         self.common_options()
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        fields.repeats("n", self.n.into())?;
+        fields.modules("body", &self.body)
     }
 
     fn build(&self, cx: &mut Cx<'_>, mut values: Values) -> Result<Values, ModelError> {

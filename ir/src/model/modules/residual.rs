@@ -7,6 +7,7 @@ use super::{Attention, Common, Module, ModuleDef, attentions_in};
 use crate::Value;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::ModelError;
+use crate::model::range::Fields;
 use crate::ops::Add;
 
 module! {
@@ -23,6 +24,11 @@ module! {
 impl ModuleDef for Residual {
     fn common(&self) -> Common<'_> {
         self.common_options()
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        fields.modules("body", &self.body)?;
+        fields.fraction("dropout", self.dropout)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

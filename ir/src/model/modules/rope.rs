@@ -9,6 +9,7 @@ use super::{Common, ModuleDef};
 use crate::Value;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
+use crate::model::range::Fields;
 use crate::ops::rope::Llama3Scaling;
 use crate::ops::{self, Number};
 
@@ -102,6 +103,24 @@ impl Rope {
 impl ModuleDef for Rope {
     fn common(&self) -> Common<'_> {
         self.common_options()
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        fields.optional_size("head_dim", self.head_dim)?;
+        fields.positive("theta", self.theta)?;
+        let Some(Scaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings,
+        }) = self.scaling
+        else {
+            return Ok(());
+        };
+        fields.positive("scaling.factor", factor)?;
+        fields.positive("scaling.low_freq_factor", low_freq_factor)?;
+        fields.positive("scaling.high_freq_factor", high_freq_factor)?;
+        fields.size("scaling.original_max_position_embeddings", original_max_position_embeddings)
     }
 
     fn build(&self, cx: &mut Cx<'_>, mut values: Values) -> Result<Values, ModelError> {

@@ -12,6 +12,7 @@ use super::residual::add;
 use super::{Attention, Common, LayerNormMlp, ModuleDef, MultiheadAttention, yes};
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::ModelError;
+use crate::model::range::Fields;
 
 module! {
     /// See the [module docs](self).
@@ -35,6 +36,13 @@ module! {
 impl ModuleDef for TransformerLayer {
     fn common(&self) -> Common<'_> {
         self.common_options()
+    }
+
+    fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        self.attention.check(&fields.of("attention"))?;
+        self.mlp.check(&fields.of("mlp"))?;
+        self.norm.check(fields, "norm")?;
+        fields.fraction("hidden_dropout", self.hidden_dropout)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {
