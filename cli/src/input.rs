@@ -8,6 +8,7 @@ use ir::Graph;
 use ir::model::{At, MeshSpec, ModelError};
 use ir::plan::Plan;
 use ir::text::{ParseError, Program};
+use ir::verify::{Place, VerifyError};
 use passes::PassError;
 
 use crate::report::{Failure, Outcome};
@@ -78,6 +79,13 @@ impl File<'_> {
             Program::Graph(graph) => &graph.mesh,
             Program::Plan(plan) => &plan.mesh,
         };
+        let broken = match &program {
+            Program::Graph(graph) => ir::verify::graph::verify(graph),
+            Program::Plan(plan) => ir::verify::plan::verify(plan),
+        };
+        if let [first, rest @ ..] = &broken[..] {
+            return Err(self.broken(first, rest.len()));
+        }
         self.check_mesh(mesh, args.mesh.as_deref())?;
         Ok(match program {
             Program::Graph(graph) if graph.phase != ir::Phase::Logical => {
@@ -158,6 +166,19 @@ impl File<'_> {
         failure.help("the file was cut off or edited; compile the model again")
     }
 
+    /// The report of a program that can be read and breaks a promise of its phase. Ours are verified
+    /// after every pass, so somebody edited this one.
+    fn broken(&self, first: &VerifyError, more: usize) -> Box<Failure> {
+        let more = if more == 0 { String::new() } else { format!(", and {more} more") };
+        let message = format!("this program breaks a promise: {first}{more}");
+        let failure = Failure::new("PL0612", message);
+        let failure = match line_of(&self.text, &first.place) {
+            Some(span) => failure.at(self.path, &self.text, span),
+            None => failure.in_file(self.path),
+        };
+        failure.help("the file was edited; compile the model again")
+    }
+
     /// The report of an error of a pass, which knows the tensor or module at fault.
     pub fn pass_failure(&self, error: &PassError) -> Box<Failure> {
         match error {
@@ -173,6 +194,28 @@ impl File<'_> {
                 }
             }
             PassError::Broke { .. } => Failure::bug(error.to_string()),
+        }
+    }
+}
+
+/// The line of a program's text that `place` is about.
+fn line_of(text: &str, place: &Place) -> Option<Range<usize>> {
+    let mut lines = text.split_inclusive('\n').scan(0, |at, line| {
+        let start = *at;
+        *at += line.len();
+        let code = line.trim_start();
+        let start = start + line.len() - code.len();
+        Some((code.trim_end(), start..start + code.trim_end().len()))
+    });
+    let mut line = |fits: &dyn Fn(&str) -> bool| lines.find(|it| fits(it.0)).map(|it| it.1);
+    match place {
+        Place::Program | Place::Node { .. } => None,
+        Place::Value(name) => line(&|it| it.contains(&format!("%{name} "))),
+        Place::Buffer(name) => line(&|it| it.starts_with(&format!("buffer %{name} "))),
+        Place::Instruction { section, index } => {
+            line(&|it| it == format!("{}:", section.name()))?;
+            let mut instructions = lines.filter(|it| !it.0.is_empty() && !it.0.starts_with(';'));
+            instructions.nth(*index).map(|it| it.1)
         }
     }
 }
@@ -215,6 +258,25 @@ pub fn without_errno(text: &str) -> String {
     let Some((before, rest)) = text.split_once(" (os error ") else { return text.to_string() };
     let after = rest.split_once(')').map_or("", |it| it.1);
     format!("{before}{after}")
+}
+
+/// Refuses to write over what a program was made from: the input itself, or any model.
+pub fn check_output(output: &Path, input: &Path) -> Outcome {
+    let refused = |what: &str| {
+        let message = format!("`-o {}` {what}", output.display());
+        Err(Failure::new("PL0613", message).help("name another file, as in `-o model.plan`"))
+    };
+    let same = match (output.canonicalize(), input.canonicalize()) {
+        (Ok(output), Ok(input)) => output == input,
+        _ => false,
+    };
+    if same {
+        return refused("would overwrite the input");
+    }
+    if output.exists() && output.extension().is_some_and(|it| it == "ron") {
+        return refused("would overwrite a model");
+    }
+    Ok(())
 }
 
 /// Writes a file that was asked for.
