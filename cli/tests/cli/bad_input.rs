@@ -319,3 +319,23 @@ fn unknown_code() {
 fn json() {
     check("json", &[("kv_heads: 2", "kv_head: 2")], "compile model.ron --mesh 2x4 --format json");
 }
+
+#[test]
+fn output_over_the_input() {
+    let folder = Folder::new("output_over_the_input", &[]);
+    check_in(&folder, "output_over_the_input", "compile model.ron --mesh 2 -o ./model.ron");
+    assert!(folder.read("model.ron").contains("Model("));
+}
+
+#[test]
+fn output_over_a_model() {
+    let folder = Folder::new("output_over_a_model", &[]);
+    folder.write("other.ron", "Model()");
+    check_in(&folder, "output_over_a_model", "compile model.ron --mesh 2 -o other.ron");
+    assert_eq!(folder.read("other.ron"), "Model()");
+}
+
+#[test]
+fn a_program_as_json() {
+    check("a_program_as_json", &[], "compile model.ron --mesh 2 --emit plan --format json");
+}
