@@ -103,10 +103,6 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
             .help("leave out `--format json`, or leave out `--emit` for a summary in JSON"));
     }
     let file = File::read(&args.input)?;
-    let output = args.output.clone().unwrap_or_else(|| default_output(&args.input));
-    if args.output.is_some() || args.emit.is_none() {
-        input::check_output(&output, &args.input)?;
-    }
     let start = Instant::now();
     let (graph, elaborate) = match file.input(&args.model)? {
         Input::Graph(graph, elaborate) => (graph, elaborate),
@@ -116,6 +112,10 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
             return Err(Failure::new("PL0609", message).help("run it, or inspect it"));
         }
     };
+    let output = args.output.clone().unwrap_or_else(|| default_output(&args.input));
+    if args.output.is_some() || args.emit.is_none() {
+        input::check_output(&output, &args.input)?;
+    }
     let emit_after = args.emit.and_then(Emit::last_pass);
     let mut options = codegen::Options::default();
     options.dump_after.extend(args.dump_ir_after.iter().cloned());

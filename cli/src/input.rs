@@ -114,7 +114,7 @@ impl File<'_> {
             Failure::new("PL0605", message)
                 .help("add `--mesh 1` for one rank, `--mesh 8`, `--mesh 2x4` or `--mesh dp=2,tp=4`")
         })?;
-        let failure = |it: ModelError| self.model_failure(&it);
+        let failure = |it: ModelError| self.overridden_failure(&it, &args.overrides);
         let overrides = overrides(&args.overrides)?;
         let model = ir::model::parse_with(&self.text, &overrides).map_err(failure)?;
         let mesh = MeshSpec::parse(mesh).map_err(failure)?;
@@ -158,6 +158,20 @@ impl File<'_> {
             }
             (At::Source { .. } | At::Path(_), None) => failure.in_file(self.path),
         }
+    }
+
+    /// The same, of a model with overrides: what one of them set is not what the file shows.
+    fn overridden_failure(&self, error: &ModelError, overrides: &[String]) -> Box<Failure> {
+        let At::Path(path) = &error.at else { return self.model_failure(error) };
+        let sets = |it: &&String| {
+            let set = it.split_once('=').map_or("", |it| it.0).trim();
+            path.strip_prefix(set)
+                .is_some_and(|rest| matches!(rest.chars().next(), None | Some('.' | '[')))
+        };
+        let Some(set) = overrides.iter().rev().find(sets) else { return self.model_failure(error) };
+        let mut failure = self.model_failure(error);
+        failure.message.push_str(&format!(" (set by `--set {set}`)"));
+        failure.in_file(self.path)
     }
 
     fn parse_failure(&self, error: &ParseError) -> Box<Failure> {
@@ -247,7 +261,7 @@ fn split(arg: &str) -> Outcome<(&str, &str)> {
 }
 
 /// What the system says: `no such file or directory`.
-pub fn reason(error: &std::io::Error) -> String {
+pub fn reason(error: &impl ToString) -> String {
     let text = without_errno(&error.to_string());
     let mut chars = text.chars();
     chars.next().map(|it| it.to_lowercase().chain(chars).collect()).unwrap_or_default()

@@ -100,6 +100,10 @@ fn failure(error: &RunError, input: &Path) -> Box<Failure> {
     if error.is_bug() {
         return Failure::bug(format!("{error} [{}], running {}", error.code(), input.display()));
     }
+    if let RunError::Io { doing, path, why } = error {
+        let message = format!("cannot {doing} `{}`: {}", path.display(), input::reason(why));
+        return Failure::new(error.code(), message);
+    }
     let message = input::without_errno(&error.to_string());
     // What would fix it is the last part of the message.
     match message.rsplit_once("; ") {

@@ -339,3 +339,20 @@ fn output_over_a_model() {
 fn a_program_as_json() {
     check("a_program_as_json", &[], "compile model.ron --mesh 2 --emit plan --format json");
 }
+
+#[test]
+fn an_overridden_value() {
+    check("an_overridden_value", &[], "compile model.ron --mesh 2x4 --set sequence=7");
+}
+
+#[test]
+fn an_override_of_the_wrong_type() {
+    check("an_override_of_the_wrong_type", &[], "compile model.ron --mesh 2x4 --set sequence=abc");
+}
+
+#[test]
+fn metrics_into_a_missing_folder() {
+    let folder = compiled("metrics_into_a_missing_folder");
+    let line = "run model.plan --steps 1 --metrics missing/m.jsonl";
+    check_in(&folder, "metrics_into_a_missing_folder", line);
+}
