@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::input::{self, File, Input, ModelArgs};
 use crate::lint::{self, Finding, Lint};
 use crate::moves;
-use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
+use crate::report::{self, Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::{Align, Table, bytes, elided, plural, short, wrapped};
 use crate::words::{describe, mesh_text, user_axes};
 
@@ -98,6 +98,10 @@ struct Times {
 /// Runs the command.
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
     check_passes(&args.dump_ir_after)?;
+    if args.emit.is_some() && ui.format == Format::Json {
+        return Err(Failure::new("PL0609", "`--emit` prints a program, which has no JSON form")
+            .help("leave out `--format json`, or leave out `--emit` for a summary in JSON"));
+    }
     let file = File::read(&args.input)?;
     let start = Instant::now();
     let (graph, elaborate) = match file.input(&args.model)? {
@@ -108,6 +112,10 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
             return Err(Failure::new("PL0609", message).help("run it, or inspect it"));
         }
     };
+    let output = args.output.clone().unwrap_or_else(|| default_output(&args.input));
+    if args.output.is_some() || args.emit.is_none() {
+        input::check_output(&output, &args.input)?;
+    }
     let emit_after = args.emit.and_then(Emit::last_pass);
     let mut options = codegen::Options::default();
     options.dump_after.extend(args.dump_ir_after.iter().cloned());
@@ -139,13 +147,12 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
             None => print(&text),
         }
         if args.time_passes {
-            eprint!("{}", times.table());
+            report::print_aside(&times.table());
         }
         return deny(&args.deny, &findings);
     }
 
     deny(&args.deny, &findings)?;
-    let output = args.output.clone().unwrap_or_else(|| default_output(&args.input));
     input::write(&output, &ir::text::print_plan(&plan))?;
     let (summary, memory) = (in_users_words(&plan), memory_profile(&plan));
     let compiled = Compiled { plan, summary, memory, findings, moves, times };
@@ -218,7 +225,7 @@ fn dump(args: &Args, dumps: &[Dump]) -> Outcome {
                 let name = format!("{:02}-{}.ir", i + 1, dump.pass);
                 input::write(&folder.join(name), &dump.text)?;
             }
-            None => eprint!("{dump}"),
+            None => report::print_aside(&dump.to_string()),
         }
     }
     Ok(())

@@ -8,6 +8,7 @@ use ir::Graph;
 use ir::model::{At, MeshSpec, ModelError};
 use ir::plan::Plan;
 use ir::text::{ParseError, Program};
+use ir::verify::{Place, VerifyError};
 use passes::PassError;
 
 use crate::report::{Failure, Outcome};
@@ -78,6 +79,13 @@ impl File<'_> {
             Program::Graph(graph) => &graph.mesh,
             Program::Plan(plan) => &plan.mesh,
         };
+        let broken = match &program {
+            Program::Graph(graph) => ir::verify::graph::verify(graph),
+            Program::Plan(plan) => ir::verify::plan::verify(plan),
+        };
+        if let [first, rest @ ..] = &broken[..] {
+            return Err(self.broken(first, rest.len()));
+        }
         self.check_mesh(mesh, args.mesh.as_deref())?;
         Ok(match program {
             Program::Graph(graph) if graph.phase != ir::Phase::Logical => {
@@ -106,7 +114,7 @@ impl File<'_> {
             Failure::new("PL0605", message)
                 .help("add `--mesh 1` for one rank, `--mesh 8`, `--mesh 2x4` or `--mesh dp=2,tp=4`")
         })?;
-        let failure = |it: ModelError| self.model_failure(&it);
+        let failure = |it: ModelError| self.overridden_failure(&it, &args.overrides);
         let overrides = overrides(&args.overrides)?;
         let model = ir::model::parse_with(&self.text, &overrides).map_err(failure)?;
         let mesh = MeshSpec::parse(mesh).map_err(failure)?;
@@ -152,10 +160,37 @@ impl File<'_> {
         }
     }
 
+    /// The same, of a model with overrides: what one of them set is not what the file shows.
+    fn overridden_failure(&self, error: &ModelError, overrides: &[String]) -> Box<Failure> {
+        let At::Path(path) = &error.at else { return self.model_failure(error) };
+        let sets = |it: &&String| {
+            let set = it.split_once('=').map_or("", |it| it.0).trim();
+            path.strip_prefix(set)
+                .is_some_and(|rest| matches!(rest.chars().next(), None | Some('.' | '[')))
+        };
+        let Some(set) = overrides.iter().rev().find(sets) else { return self.model_failure(error) };
+        let mut failure = self.model_failure(error);
+        failure.message.push_str(&format!(" (set by `--set {set}`)"));
+        failure.in_file(self.path)
+    }
+
     fn parse_failure(&self, error: &ParseError) -> Box<Failure> {
         let failure = Failure::new("PL0603", error.message.clone());
         let failure = failure.at(self.path, &self.text, error.span.clone());
         failure.help("the file was cut off or edited; compile the model again")
+    }
+
+    /// The report of a program that can be read and breaks a promise of its phase. Ours are verified
+    /// after every pass, so somebody edited this one.
+    fn broken(&self, first: &VerifyError, more: usize) -> Box<Failure> {
+        let more = if more == 0 { String::new() } else { format!(", and {more} more") };
+        let message = format!("this program breaks a promise: {first}{more}");
+        let failure = Failure::new("PL0612", message);
+        let failure = match line_of(&self.text, &first.place) {
+            Some(span) => failure.at(self.path, &self.text, span),
+            None => failure.in_file(self.path),
+        };
+        failure.help("the file was edited; compile the model again")
     }
 
     /// The report of an error of a pass, which knows the tensor or module at fault.
@@ -173,6 +208,28 @@ impl File<'_> {
                 }
             }
             PassError::Broke { .. } => Failure::bug(error.to_string()),
+        }
+    }
+}
+
+/// The line of a program's text that `place` is about.
+fn line_of(text: &str, place: &Place) -> Option<Range<usize>> {
+    let mut lines = text.split_inclusive('\n').scan(0, |at, line| {
+        let start = *at;
+        *at += line.len();
+        let code = line.trim_start();
+        let start = start + line.len() - code.len();
+        Some((code.trim_end(), start..start + code.trim_end().len()))
+    });
+    let mut line = |fits: &dyn Fn(&str) -> bool| lines.find(|it| fits(it.0)).map(|it| it.1);
+    match place {
+        Place::Program | Place::Node { .. } => None,
+        Place::Value(name) => line(&|it| it.contains(&format!("%{name} "))),
+        Place::Buffer(name) => line(&|it| it.starts_with(&format!("buffer %{name} "))),
+        Place::Instruction { section, index } => {
+            line(&|it| it == format!("{}:", section.name()))?;
+            let mut instructions = lines.filter(|it| !it.0.is_empty() && !it.0.starts_with(';'));
+            instructions.nth(*index).map(|it| it.1)
         }
     }
 }
@@ -204,7 +261,7 @@ fn split(arg: &str) -> Outcome<(&str, &str)> {
 }
 
 /// What the system says: `no such file or directory`.
-pub fn reason(error: &std::io::Error) -> String {
+pub fn reason(error: &impl ToString) -> String {
     let text = without_errno(&error.to_string());
     let mut chars = text.chars();
     chars.next().map(|it| it.to_lowercase().chain(chars).collect()).unwrap_or_default()
@@ -215,6 +272,25 @@ pub fn without_errno(text: &str) -> String {
     let Some((before, rest)) = text.split_once(" (os error ") else { return text.to_string() };
     let after = rest.split_once(')').map_or("", |it| it.1);
     format!("{before}{after}")
+}
+
+/// Refuses to write over what a program was made from: the input itself, or any model.
+pub fn check_output(output: &Path, input: &Path) -> Outcome {
+    let refused = |what: &str| {
+        let message = format!("`-o {}` {what}", output.display());
+        Err(Failure::new("PL0613", message).help("name another file, as in `-o model.plan`"))
+    };
+    let same = match (output.canonicalize(), input.canonicalize()) {
+        (Ok(output), Ok(input)) => output == input,
+        _ => false,
+    };
+    if same {
+        return refused("would overwrite the input");
+    }
+    if output.exists() && output.extension().is_some_and(|it| it == "ron") {
+        return refused("would overwrite a model");
+    }
+    Ok(())
 }
 
 /// Writes a file that was asked for.

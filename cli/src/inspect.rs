@@ -37,7 +37,7 @@ pub struct Args {
     /// Only ranks at these coordinates of the mesh, as in `dp=1,tp=3`; axes left out are free.
     #[arg(long, value_name = "AXIS=INDEX,..")]
     coord: Option<String>,
-    /// Only tensors whose name fits; `*` stands for any text.
+    /// Only tensors whose name fits; `*` stands for any text, `?` and `[qk]` for a character.
     #[arg(long, value_name = "GLOB")]
     param: Option<String>,
     /// Optimizer states and accumulators too.

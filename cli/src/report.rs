@@ -259,22 +259,34 @@ fn bug_text(message: &str) -> String {
 /// Replaces Rust's panic message, which is for programmers, by one for users.
 pub fn install_panic_hook() {
     std::panic::set_hook(Box::new(|info| {
-        let message = info
-            .payload()
-            .downcast_ref::<&str>()
-            .map(|it| it.to_string())
-            .or_else(|| info.payload().downcast_ref::<String>().cloned())
-            .unwrap_or_else(|| "panic".to_string());
         let place = info.location().map_or(String::new(), |it| format!(" ({it})"));
-        // A rank's thread is caught by the runtime, which says what became of the run.
-        let main = std::thread::current().name() == Some("main");
-        let text = if main {
-            bug_text(&format!("{message}{place}"))
-        } else {
-            format!("panic on a thread of a rank: {message}{place}\n")
-        };
-        let _ = std::io::stderr().write_all(text.as_bytes());
+        let message = format!("{}{place}", panic_message(info.payload()));
+        print_aside(&panic_text(&message, std::thread::current().name()));
     }));
+}
+
+fn panic_message(payload: &(dyn std::any::Any + Send)) -> &str {
+    let owned = || payload.downcast_ref::<String>().map(String::as_str);
+    payload.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("panic")
+}
+
+fn panic_text(message: &str, thread: Option<&str>) -> String {
+    match thread {
+        Some("main") => bug_text(message),
+        // A rank's thread is caught by the runtime, which says what became of the run.
+        Some(_) | None => format!("panic on a thread of a rank: {message}\n"),
+    }
+}
+
+/// Prints to stderr what nobody need read: a closed or full stderr stops nothing.
+pub fn print_aside(text: &str) {
+    let _ = std::io::stderr().write_all(text.as_bytes());
+}
+
+/// Prints to stdout what a long run has to say on its way; whether somebody still listens.
+pub fn print_progress(text: &str) -> bool {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
 }
 
 /// Prints to stdout. A reader that has seen enough (`| head`) ends the program quietly.
@@ -295,4 +307,27 @@ pub fn print_json(value: &impl serde::Serialize) -> Outcome {
         .map_err(|it| Failure::bug(format!("cannot write JSON: {it}")))?;
     print(&format!("{text}\n"));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_called_a_bug_in_planc() {
+        let payload = std::panic::catch_unwind(|| panic!("`h` has {} shardings", 2)).unwrap_err();
+        let text = panic_text(panic_message(&*payload), Some("main"));
+        assert!(text.contains("has a bug: `h` has 2 shardings\n"), "{text}");
+        assert!(text.contains("This is a mistake in planc, not in your input."), "{text}");
+        let other = panic_text("index out of bounds", Some("rank 3"));
+        assert_eq!(other, "panic on a thread of a rank: index out of bounds\n");
+    }
+
+    #[test]
+    fn a_bug_is_exit_code_101() {
+        let ui = Ui { format: Format::Text, color: Color::Never, quiet: false, verbose: false };
+        let code = |failure: Box<Failure>| format!("{:?}", failure.report(&ui));
+        assert_eq!(code(Failure::bug("a test")), format!("{:?}", ExitCode::from(101)));
+        assert_eq!(code(Failure::new("PL0601", "a test")), format!("{:?}", ExitCode::from(1)));
+    }
 }

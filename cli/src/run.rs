@@ -9,7 +9,7 @@ use runtime::{RunError, StepReport, TokenWidth, TrainOptions};
 use serde_json::json;
 
 use crate::input::{self, ModelArgs};
-use crate::report::{Failure, Format, Outcome, Ui, print};
+use crate::report::{Failure, Format, Outcome, Ui, print_aside, print_progress};
 use crate::table::{grouped, plural, short};
 use crate::words::mesh_text;
 
@@ -100,6 +100,10 @@ fn failure(error: &RunError, input: &Path) -> Box<Failure> {
     if error.is_bug() {
         return Failure::bug(format!("{error} [{}], running {}", error.code(), input.display()));
     }
+    if let RunError::Io { doing, path, why } = error {
+        let message = format!("cannot {doing} `{}`: {}", path.display(), input::reason(why));
+        return Failure::new(error.code(), message);
+    }
     let message = input::without_errno(&error.to_string());
     // What would fix it is the last part of the message.
     match message.rsplit_once("; ") {
@@ -117,6 +121,10 @@ struct Log<'a> {
     /// Printed with the first step, so that a run that cannot start prints no results.
     title: String,
     start: Instant,
+    /// Somebody reads stdout; training goes on without.
+    heard: bool,
+    /// A loss that is no number was reported.
+    warned: bool,
     first: Option<StepReport>,
     last: Option<StepReport>,
     tokens: u64,
@@ -138,6 +146,8 @@ impl<'a> Log<'a> {
             bar,
             title: title(plan, args),
             start: Instant::now(),
+            heard: true,
+            warned: false,
             first: None,
             last: None,
             tokens: 0,
@@ -156,13 +166,24 @@ impl<'a> Log<'a> {
                 Format::Text => step_text(report),
                 Format::Json => format!("{}\n", step_json(report)),
             };
-            self.bar.suspend(|| print(&line));
+            self.say(&line);
+        }
+        if let Some(loss) = report.loss.filter(|it| !it.is_finite() && !self.warned) {
+            self.warned = true;
+            let text = format!("warning: loss is {loss} at step {}\n", report.step);
+            self.bar.suspend(|| print_aside(&text));
         }
         self.first.get_or_insert_with(|| report.clone());
         self.last = Some(report.clone());
     }
 
-    fn end(&self) {
+    fn say(&mut self, text: &str) {
+        if self.heard {
+            self.heard = self.bar.suspend(|| print_progress(text));
+        }
+    }
+
+    fn end(&mut self) {
         let (Some(first), Some(last)) = (&self.first, &self.last) else { return };
         let seconds = self.start.elapsed().as_secs_f64();
         let tps = self.tokens as f64 / self.busy.as_secs_f64().max(1e-9);
@@ -175,17 +196,15 @@ impl<'a> Log<'a> {
                 "tokens": self.tokens,
                 "tokens_per_s": tps,
             });
-            return print(&format!("{}\n", json!({ "summary": summary })));
+            return self.say(&format!("{}\n", json!({ "summary": summary })));
         }
         let loss = match (first.loss, last.loss) {
             (Some(a), Some(b)) => format!(", loss {a:.4} -> {b:.4}"),
             _ => String::new(),
         };
-        print(&format!(
-            "trained {} in {seconds:.1} s{loss}, {} tokens/s\n",
-            plural(last.step, "step"),
-            grouped(tps as u64)
-        ));
+        let steps = plural(last.step, "step");
+        let tps = grouped(tps as u64);
+        self.say(&format!("trained {steps} in {seconds:.1} s{loss}, {tps} tokens/s\n"));
     }
 }
 

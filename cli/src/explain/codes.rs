@@ -512,4 +512,21 @@ pub const CODES: &[Code] = &[
         example: "--deny uneven on a mesh that does not divide a weight.",
         fix: "Change what the lint is about, or do not deny it.",
     },
+    Code {
+        code: "PL0612",
+        title: "a plan or IR breaks a promise",
+        text: "The file can be read, and what it says cannot be right: a buffer is read before it is \
+               written, two instructions race, buffers overlap, or a shape does not fit its op. What \
+               planc writes is checked, so the file was edited. Running it would give wrong numbers.",
+        example: "A plan from which the line of an `all_reduce` was deleted.",
+        fix: "Compile the model again.",
+    },
+    Code {
+        code: "PL0613",
+        title: "the output would overwrite a model",
+        text: "`-o` names the input itself, or another model that exists. planc does not write over \
+               what was written by hand.",
+        example: "planc compile model.ron --mesh 8 -o model.ron.",
+        fix: "Name another file: -o model.plan.",
+    },
 ];

@@ -319,3 +319,40 @@ fn unknown_code() {
 fn json() {
     check("json", &[("kv_heads: 2", "kv_head: 2")], "compile model.ron --mesh 2x4 --format json");
 }
+
+#[test]
+fn output_over_the_input() {
+    let folder = Folder::new("output_over_the_input", &[]);
+    check_in(&folder, "output_over_the_input", "compile model.ron --mesh 2 -o ./model.ron");
+    assert!(folder.read("model.ron").contains("Model("));
+}
+
+#[test]
+fn output_over_a_model() {
+    let folder = Folder::new("output_over_a_model", &[]);
+    folder.write("other.ron", "Model()");
+    check_in(&folder, "output_over_a_model", "compile model.ron --mesh 2 -o other.ron");
+    assert_eq!(folder.read("other.ron"), "Model()");
+}
+
+#[test]
+fn a_program_as_json() {
+    check("a_program_as_json", &[], "compile model.ron --mesh 2 --emit plan --format json");
+}
+
+#[test]
+fn an_overridden_value() {
+    check("an_overridden_value", &[], "compile model.ron --mesh 2x4 --set sequence=7");
+}
+
+#[test]
+fn an_override_of_the_wrong_type() {
+    check("an_override_of_the_wrong_type", &[], "compile model.ron --mesh 2x4 --set sequence=abc");
+}
+
+#[test]
+fn metrics_into_a_missing_folder() {
+    let folder = compiled("metrics_into_a_missing_folder");
+    let line = "run model.plan --steps 1 --metrics missing/m.jsonl";
+    check_in(&folder, "metrics_into_a_missing_folder", line);
+}

@@ -4,7 +4,9 @@
 
 mod bad_input;
 mod commands;
+mod edited;
 mod errors;
+mod streams;
 
 use std::fs;
 use std::path::{Path, PathBuf};
