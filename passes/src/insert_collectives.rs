@@ -8,7 +8,7 @@
 use cranelift_entity::SecondaryMap;
 use ir::graph::{Def, NewNode};
 use ir::ops::{Collective, CollectiveKind};
-use ir::placement::{self, CommCost, Step, StepKind};
+use ir::placement::{self, CommCost, Step};
 use ir::{Builder, Graph, Node, Op, Phase, Value};
 
 use crate::{Pass, PassError};
@@ -95,7 +95,7 @@ fn lower(
     let name = graph.values[result].name.clone();
     let mut value = source;
     for step in others {
-        let name = builder.unique(&format!("{name}.{}", kind(step).name()));
+        let name = builder.unique(&format!("{name}.{}", CollectiveKind::from(step.kind).name()));
         let results = [(name, ty.clone())];
         let op = collective(step);
         let new = builder.graph.add_node(NewNode {
@@ -119,17 +119,5 @@ fn lower(
 }
 
 fn collective(step: &Step) -> Op {
-    Collective { kind: kind(step), axes: step.kind.axes() }.into()
-}
-
-fn kind(step: &Step) -> CollectiveKind {
-    match step.kind {
-        StepKind::AllGather { .. } => CollectiveKind::AllGather,
-        StepKind::ReduceScatter { op, .. } => CollectiveKind::ReduceScatter(op),
-        StepKind::AllReduce { op, .. } => CollectiveKind::AllReduce(op),
-        StepKind::AllToAll { .. } => CollectiveKind::AllToAll,
-        StepKind::Permute { .. } => CollectiveKind::Permute,
-        StepKind::Slice { .. } => CollectiveKind::Slice,
-        StepKind::ToPartial { op, .. } => CollectiveKind::ToPartial(op),
-    }
+    Collective { kind: step.kind.into(), axes: step.kind.axes() }.into()
 }

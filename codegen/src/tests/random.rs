@@ -2,7 +2,7 @@
 
 use ir::graph::{Def, NewNode, Store};
 use ir::ops::{Add, Collective, CollectiveKind, Mul, ZerosLike};
-use ir::placement::{self, CommCost, Mesh, Sharding, StepKind};
+use ir::placement::{self, CommCost, Mesh, Sharding};
 use ir::{DType, Graph, Op, Phase, Section, TensorType, Value};
 
 /// Random decisions from a seed (SplitMix64).
@@ -82,7 +82,8 @@ fn node(graph: &mut Graph, values: &mut Vec<Value>, section: Section, choices: &
             let mut parts = vec![value, other];
             parts.dedup();
             for step in steps.expect("all layouts can be reached") {
-                let op = Collective { kind: kind(step.kind), axes: step.kind.axes() };
+                let op =
+                    Collective { kind: CollectiveKind::from(step.kind), axes: step.kind.axes() };
                 let shardings = vec![step.to; parts.len()];
                 push(graph, values, section, op.into(), &parts, &shardings);
                 parts = values[values.len() - parts.len()..].to_vec();
@@ -124,17 +125,5 @@ fn stores(graph: &mut Graph, values: &[Value], choices: &mut Choices) {
                 graph.stores.push(Store { state, value, section });
             }
         }
-    }
-}
-
-fn kind(step: StepKind) -> CollectiveKind {
-    match step {
-        StepKind::AllGather { .. } => CollectiveKind::AllGather,
-        StepKind::ReduceScatter { op, .. } => CollectiveKind::ReduceScatter(op),
-        StepKind::AllReduce { op, .. } => CollectiveKind::AllReduce(op),
-        StepKind::AllToAll { .. } => CollectiveKind::AllToAll,
-        StepKind::Permute { .. } => CollectiveKind::Permute,
-        StepKind::Slice { .. } => CollectiveKind::Slice,
-        StepKind::ToPartial { op, .. } => CollectiveKind::ToPartial(op),
     }
 }

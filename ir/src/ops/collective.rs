@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::ops::{
     Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, View, ViewMut,
 };
-use crate::placement::{AxisSet, ReduceOp};
+use crate::placement::{AxisSet, ReduceOp, StepKind};
 use crate::types::TensorType;
 
 /// See the [module docs](self).
@@ -41,6 +41,21 @@ pub enum CollectiveKind {
     Slice,
     /// A replicated value becomes a partial one: local.
     ToPartial(ReduceOp),
+}
+
+/// How a communication library does a step.
+impl From<StepKind> for CollectiveKind {
+    fn from(step: StepKind) -> CollectiveKind {
+        match step {
+            StepKind::AllGather { .. } => CollectiveKind::AllGather,
+            StepKind::ReduceScatter { op, .. } => CollectiveKind::ReduceScatter(op),
+            StepKind::AllReduce { op, .. } => CollectiveKind::AllReduce(op),
+            StepKind::AllToAll { .. } => CollectiveKind::AllToAll,
+            StepKind::Permute { .. } => CollectiveKind::Permute,
+            StepKind::Slice { .. } => CollectiveKind::Slice,
+            StepKind::ToPartial { op, .. } => CollectiveKind::ToPartial(op),
+        }
+    }
 }
 
 impl CollectiveKind {

@@ -4,7 +4,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::ops::{CollectiveKind, Op, Types};
-use crate::placement::{self, AxisSet, Mesh, Sharding, StepKind};
+use crate::placement::{self, AxisSet, Mesh, Sharding};
 use crate::types::TensorType;
 
 /// A type and a sharding, interned.
@@ -185,7 +185,7 @@ impl<'a> Checker<'a> {
         let show = |it: &Sharding| it.display(self.mesh).to_string();
         let (was, is) = (show(from.sharding), show(to.sharding));
         let Some(step) = step else { return Some(format!("no one step leads from {was} to {is}")) };
-        let expected = (kind_of(step), step.axes());
+        let expected = (CollectiveKind::from(step), step.axes());
         if expected == (kind, axes) {
             return None;
         }
@@ -230,17 +230,4 @@ pub(super) fn types_error<'b>(
     let show =
         |it: &[TensorType]| it.iter().map(|it| it.to_string()).collect::<Vec<_>>().join(", ");
     (made != results).then(|| format!("{on}makes {}, not {}", show(&made), show(&results)))
-}
-
-/// How a communication library does a step.
-fn kind_of(step: StepKind) -> CollectiveKind {
-    match step {
-        StepKind::AllGather { .. } => CollectiveKind::AllGather,
-        StepKind::ReduceScatter { op, .. } => CollectiveKind::ReduceScatter(op),
-        StepKind::AllReduce { op, .. } => CollectiveKind::AllReduce(op),
-        StepKind::AllToAll { .. } => CollectiveKind::AllToAll,
-        StepKind::Permute { .. } => CollectiveKind::Permute,
-        StepKind::Slice { .. } => CollectiveKind::Slice,
-        StepKind::ToPartial { op, .. } => CollectiveKind::ToPartial(op),
-    }
 }

@@ -2,8 +2,7 @@
 
 use ir::ops::CollectiveKind;
 use ir::placement::{
-    CommCost, DimLayout, Mesh, Sharding, Step, StepKind, apply_steps, copy_runs, for_each_copy,
-    reshard,
+    CommCost, DimLayout, Mesh, Sharding, Step, apply_steps, copy_runs, for_each_copy, reshard,
 };
 use ir::plan::{Buffer, Role};
 use ir::{DType, TensorType};
@@ -71,18 +70,6 @@ fn padded(locals: &[Vec<f64>], sharding: &Sharding, shape: &[u64], mesh: &Mesh) 
     res
 }
 
-fn kind(step: StepKind) -> CollectiveKind {
-    match step {
-        StepKind::AllGather { .. } => CollectiveKind::AllGather,
-        StepKind::ReduceScatter { op, .. } => CollectiveKind::ReduceScatter(op),
-        StepKind::AllReduce { op, .. } => CollectiveKind::AllReduce(op),
-        StepKind::AllToAll { .. } => CollectiveKind::AllToAll,
-        StepKind::Permute { .. } => CollectiveKind::Permute,
-        StepKind::Slice { .. } => CollectiveKind::Slice,
-        StepKind::ToPartial { op, .. } => CollectiveKind::ToPartial(op),
-    }
-}
-
 struct Case {
     name: String,
     from: Sharding,
@@ -113,7 +100,7 @@ fn add_steps(builder: &mut PlanBuilder, case: &Case, ty: &TensorType, src: Buffe
         let name = format!("{} #{i}", case.name);
         let next = builder.buffer_at(&name, Role::Temp, ty.clone(), step.to.clone());
         let comm = builder.plan.comms.push(step.kind.axes());
-        builder.collective(kind(step.kind), comm, &[(at, next)]);
+        builder.collective(CollectiveKind::from(step.kind), comm, &[(at, next)]);
         at = next;
     }
     at
