@@ -67,6 +67,7 @@ pub fn train(
     if let Some(input) = inputs.map(|it| &it.name).find(|it| !INPUTS.contains(&it.as_str())) {
         return Err(RunError::UnknownInput { name: input.clone() });
     }
+    check_batch(plan)?;
     let seed = options.seed.unwrap_or(plan.run.seed);
     let data = match options.data.is_empty() {
         true => Data::synthetic(&plan.run, seed),
@@ -89,6 +90,16 @@ pub fn train(
         on_step(&report);
     }
     Ok(session)
+}
+
+/// Batches of data are what the micro-batches of the program read.
+fn check_batch(plan: &Plan) -> Result<(), RunError> {
+    let Some(tokens) = plan.buffer("tokens") else { return Ok(()) };
+    let read = plan.buffers[tokens].ty.n_elements().checked_mul(plan.micro_batches.into());
+    match plan.run.global_batch.checked_mul(plan.run.sequence) {
+        Some(batch) if batch > 0 && Some(batch) == read => Ok(()),
+        _ => Err(RunError::bad_plan("run", "has another batch than `tokens`")),
+    }
 }
 
 struct MetricsFile {

@@ -193,6 +193,14 @@ fn truncated_plan() {
 }
 
 #[test]
+fn plan_of_another_batch() {
+    let folder = compiled("plan_of_another_batch");
+    let plan = folder.read("model.plan");
+    folder.write("edited.plan", &plan.replacen("global_batch:8", "global_batch:16", 1));
+    check_in(&folder, "plan_of_another_batch", "run edited.plan");
+}
+
+#[test]
 fn plan_for_another_mesh() {
     let folder = compiled("plan_for_another_mesh");
     check_in(&folder, "plan_for_another_mesh", "run model.plan --mesh 2x4");
