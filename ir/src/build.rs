@@ -9,7 +9,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap};
 use smallvec::SmallVec;
 
 use crate::graph::{Def, Graph, Name, NewNode, Scope, Section, Value};
-use crate::ops::{Op, TypeError};
+use crate::ops::{Op, TypeError, Types};
 use crate::placement::Sharding;
 use crate::types::TensorType;
 
@@ -85,7 +85,7 @@ impl<'a> Builder<'a> {
         let types = {
             let types: SmallVec<[&TensorType; 4]> =
                 inputs.iter().map(|&it| self.graph.ty(it)).collect();
-            op.infer(&types).map_err(|source| BuildError {
+            op.infer(&types).and_then(within_limits).map_err(|source| BuildError {
                 name: names[0].to_string(),
                 op: op.to_text(),
                 source,
@@ -111,4 +111,11 @@ impl<'a> Builder<'a> {
 
 fn hash(name: &str) -> u64 {
     FxBuildHasher.hash_one(name)
+}
+
+fn within_limits(types: Types) -> Result<Types, TypeError> {
+    match types.iter().find_map(|it| Some((it, it.exceeds()?))) {
+        Some((found, limit)) => Err(TypeError::TooLarge { found: found.clone(), limit }),
+        None => Ok(types),
+    }
 }

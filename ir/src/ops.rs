@@ -77,6 +77,14 @@ pub enum TypeError {
         /// What it must be.
         expected: &'static str,
     },
+    /// A result that no machine could hold.
+    #[error("{found} has more than {limit}")]
+    TooLarge {
+        /// The type of the result.
+        found: TensorType,
+        /// What it exceeds; see [`TensorType::exceeds`].
+        limit: &'static str,
+    },
     /// An attribute makes no sense for these operands.
     #[error("{why}")]
     Attribute {

@@ -57,7 +57,7 @@ pub struct AmaxTotal {
 impl Summary {
     /// Counts.
     pub fn of(plan: &Plan) -> Summary {
-        let mut flops = 0;
+        let mut flops = 0_u64;
         let mut totals: BTreeMap<(AxisSet, CollectiveKind), [u64; 3]> = BTreeMap::new();
         for section in [PlanSection::Step, PlanSection::Update] {
             let times =
@@ -72,15 +72,16 @@ impl Summary {
                         let args: SmallVec<[&[u64]; 4]> = args.iter().map(|it| &it[..]).collect();
                         let results: SmallVec<[&[u64]; 4]> =
                             results.iter().map(|it| &it[..]).collect();
-                        flops += times * op.flops(&args, &results);
+                        flops =
+                            times.saturating_mul(op.flops(&args, &results)).saturating_add(flops);
                     }
                     Instruction::Collective { kind, comm, parts, .. } if !kind.is_local() => {
                         let axes = plan.comms[*comm];
                         let (bytes, wire_bytes) = traffic(plan, *kind, axes, parts);
                         let total = totals.entry((axes, *kind)).or_default();
-                        total[0] += times;
-                        total[1] += times * bytes;
-                        total[2] += times * wire_bytes;
+                        for (total, once) in total.iter_mut().zip([1, bytes, wire_bytes]) {
+                            *total = times.saturating_mul(once).saturating_add(*total);
+                        }
                     }
                     Instruction::Collective { .. }
                     | Instruction::Copy { .. }

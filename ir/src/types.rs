@@ -91,6 +91,21 @@ impl TensorType {
         TensorType { dtype, shape: self.shape.clone() }
     }
 
+    /// Limits under which no count of elements, bytes or dims overflows anywhere: the tensors of a
+    /// program add up to less than 2^64 bytes, and einsum notation has a digit for each dim.
+    const MAX_ELEMENTS: u64 = 1 << 46;
+    const MAX_DIMS: usize = 10;
+
+    /// The limit that this type exceeds, if it does. Every tensor of a program is checked once,
+    /// where it comes into being.
+    pub fn exceeds(&self) -> Option<&'static str> {
+        let elements = self.shape.iter().try_fold(1u64, |res, &it| res.checked_mul(it.max(1)));
+        if self.ndim() > TensorType::MAX_DIMS {
+            return Some("10 dims");
+        }
+        elements.is_none_or(|it| it > TensorType::MAX_ELEMENTS).then_some("2^46 elements")
+    }
+
     /// Number of dimensions.
     pub fn ndim(&self) -> usize {
         self.shape.len()

@@ -14,7 +14,7 @@ use smallvec::smallvec;
 use crate::ops::tensor::{axpy, dot};
 use crate::ops::{
     AttentionGrad, Factors, GradCx, GradError, Grads, LocalCx, Number, OpDef, Real, Sample,
-    TypeError, Types, View, ViewMut, arity, is_default, ndim, ndim_at_least, same_shape, same_size,
+    TypeError, Types, View, ViewMut, arity, floats, is_default, ndim, ndim_at_least, same_shape, same_size,
 };
 use crate::types::{DType, TensorType};
 
@@ -97,6 +97,7 @@ impl Attention {
     /// Checks `q`, `k` and `v`.
     pub(crate) fn check(&self, inputs: &[&TensorType]) -> Result<(), TypeError> {
         let (q, k, v) = (inputs[0], inputs[1], inputs[2]);
+        (0..3).try_for_each(|it| floats(inputs, it))?;
         ndim_at_least(inputs, 0, 2, "at least 2 dims")?;
         ndim(inputs, 1, q.ndim(), "as many dims as the queries")?;
         same_shape(k, v)?;
@@ -126,7 +127,7 @@ impl Attention {
 
     /// Operations of the forward pass: two GEMMs, halved if causal.
     pub(crate) fn forward_flops(&self, q: &[u64], k: &[u64]) -> u64 {
-        let full = 4 * q.iter().product::<u64>() * k[k.len() - 2];
+        let full = (4 * q.iter().product::<u64>()).saturating_mul(k[k.len() - 2]);
         if self.causal { full / 2 } else { full }
     }
 }

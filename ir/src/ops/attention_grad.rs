@@ -97,7 +97,7 @@ impl OpDef for AttentionGrad {
 
     /// Five GEMMs (the scores are computed again) where the forward pass has two.
     fn flops(&self, inputs: &[&[u64]], _results: &[&[u64]]) -> u64 {
-        self.forward().forward_flops(inputs[0], inputs[1]) * 5 / 2
+        self.forward().forward_flops(inputs[0], inputs[1]).saturating_mul(5) / 2
     }
 
     fn samples() -> Vec<Sample> {

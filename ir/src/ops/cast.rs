@@ -19,6 +19,9 @@ pub struct Cast {
 impl OpDef for Cast {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
+        if !self.to.is_float() && inputs[0].dtype.is_float() {
+            return Err(TypeError::Attribute { why: "real numbers do not become integers" });
+        }
         Ok(smallvec![inputs[0].with_dtype(self.to)])
     }
 

@@ -22,10 +22,10 @@ impl OpDef for Concat {
         let Some((&first, rest)) = inputs.split_first() else {
             return Err(TypeError::Arity { expected: 1, found: 0 });
         };
-        ndim_at_least(inputs, 0, self.dim + 1, "more dims than `dim` says")?;
+        ndim_at_least(inputs, 0, self.dim.saturating_add(1), "more dims than `dim` says")?;
         let mut res = first.clone();
         for (i, &other) in rest.iter().enumerate() {
-            ndim_at_least(inputs, i + 1, self.dim + 1, "more dims than `dim` says")?;
+            ndim_at_least(inputs, i + 1, self.dim.saturating_add(1), "more dims than `dim` says")?;
             let mut aligned = other.clone();
             aligned.shape[self.dim] = first.shape[self.dim];
             same_shape(first, &aligned)?;

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 
 use crate::ops::{
     Factors, GradCx, GradError, Grads, LocalCx, Mul, OpDef, Real, Sample, Scale, TypeError, Types,
-    Values, View, ViewMut, arity, same_type,
+    Values, View, ViewMut, arity, floats, same_type,
 };
 use crate::types::TensorType;
 
@@ -16,6 +16,7 @@ pub struct Div {}
 impl OpDef for Div {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 2)?;
+        floats(inputs, 0)?;
         same_type(inputs, 1)?;
         Ok(smallvec![inputs[0].clone()])
     }

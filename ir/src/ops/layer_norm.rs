@@ -30,6 +30,9 @@ impl OpDef for LayerNorm {
         arity(inputs, 3)?;
         let x = inputs[0];
         floats(inputs, 0)?;
+        if !(self.eps.0 >= 0.0 && self.eps.0.is_finite()) {
+            return Err(TypeError::Attribute { why: "eps must be at least 0, and finite" });
+        }
         ndim_at_least(inputs, 0, 1, "at least 1 dim")?;
         ndim(inputs, 1, 1, "1 dim")?;
         ndim(inputs, 2, 1, "1 dim")?;

@@ -114,7 +114,7 @@ impl OpDef for Matmul {
     fn flops(&self, inputs: &[&[u64]], _results: &[&[u64]]) -> u64 {
         let shape = |it: &[u64]| -> Vec<usize> { it.iter().map(|&it| it as usize).collect() };
         let gemm = self.gemm(&shape(inputs[0]), &shape(inputs[1]));
-        2 * gemm.m as u64 * gemm.n as u64 * gemm.k as u64
+        (2 * gemm.m as u64 * gemm.n as u64).saturating_mul(gemm.k as u64)
     }
 
     fn samples() -> Vec<Sample> {

@@ -20,7 +20,7 @@ pub struct MergeDims {
 impl OpDef for MergeDims {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
-        ndim_at_least(inputs, 0, self.dim + 2, "a dim after `dim`")?;
+        ndim_at_least(inputs, 0, self.dim.saturating_add(2), "a dim after `dim`")?;
         let mut res = inputs[0].clone();
         let inner = res.shape.remove(self.dim + 1);
         res.shape[self.dim] *= inner;

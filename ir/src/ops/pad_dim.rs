@@ -24,7 +24,7 @@ pub struct PadDim {
 impl OpDef for PadDim {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
-        ndim_at_least(inputs, 0, self.dim + 1, "more dims than `dim` says")?;
+        ndim_at_least(inputs, 0, self.dim.saturating_add(1), "more dims than `dim` says")?;
         let mut res = inputs[0].clone();
         let end = self.start.checked_add(res.shape[self.dim]);
         if end.is_none_or(|end| end > self.size) {

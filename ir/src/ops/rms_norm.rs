@@ -28,6 +28,9 @@ impl OpDef for RmsNorm {
         arity(inputs, 2)?;
         let x = inputs[0];
         floats(inputs, 0)?;
+        if !(self.eps.0 >= 0.0 && self.eps.0.is_finite()) {
+            return Err(TypeError::Attribute { why: "eps must be at least 0, and finite" });
+        }
         ndim_at_least(inputs, 0, 1, "at least 1 dim")?;
         ndim(inputs, 1, 1, "1 dim")?;
         same_size("features and weights", x.shape[x.ndim() - 1], inputs[1].shape[0])?;

@@ -13,7 +13,7 @@ use smallvec::smallvec;
 
 use crate::ops::{
     BoundAt, Bounds, Factors, GradCx, GradError, Grads, Linear, LocalCx, Number, OpDef, Real,
-    Sample, TypeError, Types, View, ViewMut, arity, is_default, ndim_at_least,
+    Sample, TypeError, Types, View, ViewMut, arity, floats, is_default, ndim_at_least,
 };
 use crate::types::TensorType;
 
@@ -69,7 +69,11 @@ impl Rope {
 impl OpDef for Rope {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
+        floats(inputs, 0)?;
         ndim_at_least(inputs, 0, 2, "at least 2 dims")?;
+        if !(self.theta.0 > 0.0 && self.theta.0.is_finite()) {
+            return Err(TypeError::Attribute { why: "theta must be above 0, and finite" });
+        }
         if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
             return Err(TypeError::Attribute { why: "head_dim must be even and not 0" });
         }

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 
 use crate::ops::{
     Factors, GradCx, GradError, Grads, Linear, LocalCx, Number, OpDef, Real, Sample, TypeError,
-    Types, View, ViewMut, arity,
+    Types, View, ViewMut, arity, floats,
 };
 use crate::types::TensorType;
 
@@ -19,6 +19,7 @@ pub struct Scale {
 impl OpDef for Scale {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
+        floats(inputs, 0)?;
         Ok(smallvec![inputs[0].clone()])
     }
 

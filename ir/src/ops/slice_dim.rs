@@ -31,7 +31,7 @@ pub(crate) fn resized(dim: usize, inputs: &[&TensorType], results: &[&TensorType
 impl OpDef for SliceDim {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
-        ndim_at_least(inputs, 0, self.dim + 1, "more dims than `dim` says")?;
+        ndim_at_least(inputs, 0, self.dim.saturating_add(1), "more dims than `dim` says")?;
         let mut res = inputs[0].clone();
         let end = self.start.checked_add(self.len);
         if end.is_none_or(|end| end > res.shape[self.dim]) {

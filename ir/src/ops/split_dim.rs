@@ -22,7 +22,7 @@ pub struct SplitDim {
 impl OpDef for SplitDim {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
-        ndim_at_least(inputs, 0, self.dim + 1, "more dims than `dim` says")?;
+        ndim_at_least(inputs, 0, self.dim.saturating_add(1), "more dims than `dim` says")?;
         let mut res = inputs[0].clone();
         let size = res.shape[self.dim];
         if self.inner == 0 || !size.is_multiple_of(self.inner) {

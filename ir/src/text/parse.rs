@@ -20,9 +20,6 @@ use crate::ops::{CollectiveKind, Op};
 use crate::placement::{AxisSet, Mesh, MeshAxis, ReduceOp, Sharding};
 use crate::{DType, Phase, Shape, TensorType};
 
-/// A tensor has at most this many elements, so that its bytes and bits can be counted.
-const MAX_ELEMENTS: u64 = 1 << 56;
-
 /// The state of parsing one file.
 pub(super) struct Parser<'a> {
     cursor: Cursor<'a>,
@@ -209,12 +206,12 @@ impl<'a> Parser<'a> {
             self.comma(shape.len())?;
             shape.push(self.cursor.number("the size of a dimension, or `]`")?);
         }
-        let bound = shape.iter().try_fold(1u64, |res, &it| res.checked_mul(it.max(1)));
-        if bound.is_none_or(|it| it > MAX_ELEMENTS) {
-            let message = "the tensor has more than 2^56 elements".to_string();
+        let ty = TensorType { dtype, shape };
+        if let Some(limit) = ty.exceeds() {
+            let message = format!("the tensor has more than {limit}");
             return Err(self.cursor.error(start..self.cursor.pos(), message));
         }
-        Ok(TensorType { dtype, shape })
+        Ok(ty)
     }
 
     fn dtype(&mut self) -> Result<DType, ParseError> {

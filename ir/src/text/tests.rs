@@ -393,7 +393,7 @@ fn errors_say_where_and_what_was_expected() {
     check_error(
         &graph("input %x : f32[4294967296, 4294967296]"),
         "f32[4294967296, 4294967296]",
-        "the tensor has more than 2^56 elements",
+        "the tensor has more than 2^46 elements",
     );
     check_error(
         &graph("input %x : f32[99999999999999999999]"),
