@@ -70,10 +70,26 @@ pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
     if graph.results.is_empty() {
         return Err(Problem::NoLoss.at(At::Path("layers".into())));
     }
+    graph.run.vocab = vocab(&graph).unwrap_or(graph.run.vocab);
     // Sections are contiguous; within one, nodes stay as the modules made them.
     let Graph { order, nodes, .. } = &mut graph;
     order.sort_by_key(|&it| nodes[it].section);
     Ok(graph)
+}
+
+/// Ids that everything that looks tokens or labels up can find: rows of a table, columns of logits. The
+/// runtime refuses others before a step.
+fn vocab(graph: &Graph) -> Option<u64> {
+    let looked_up = graph.order.iter().map(|&it| &graph.nodes[it]).filter_map(|it| {
+        let (ids, sizes) = match &it.op {
+            Op::Embedding(_) => (it.inputs[0], graph.ty(it.inputs[1]).shape.first()),
+            Op::CeStats(_) => (it.inputs[1], graph.ty(it.inputs[0]).shape.last()),
+            // No other op looks ids up.
+            _ => return None,
+        };
+        sizes.copied().filter(|_| graph.values[ids].def == Def::Input)
+    });
+    looked_up.min()
 }
 
 /// Weights, activations and gradients are real numbers.

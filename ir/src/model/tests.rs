@@ -309,6 +309,17 @@ fn errors_about_words_and_types() {
 }
 
 #[test]
+fn ids_are_below_what_every_table_and_the_logits_have() {
+    let vocab = |head: &str| {
+        let source = example("llama-tiny.ron").replace("LmHead(name: \"lm_head\"", head);
+        let model = parse(&source).expect("a model");
+        elaborate(&model, &MeshSpec::parse("2x2").expect("a mesh")).expect("a graph").run.vocab
+    };
+    assert_eq!(vocab("LmHead(name: \"lm_head\", vocab: 128"), 128);
+    assert_eq!(vocab("LmHead(name: \"lm_head\", vocab: 512"), 256);
+}
+
+#[test]
 fn errors_about_axes() {
     check_error(
         "sequence: 32,",
