@@ -77,6 +77,12 @@ impl Layout {
             return Err(problem.at(At::Path(field.into())));
         }
         let fsdp_names = job(&model.fsdp.axes, &["dp", "dp_shard"], &names, "fsdp.axes")?;
+        if fsdp_names.contains(&tp_name) {
+            let (first, second) = ("an axis of FSDP", "tensor-parallel");
+            let problem = Problem::AxisTwice { axis: tp_name, first, second };
+            let field = if model.fsdp.axes.is_some() { "fsdp.axes" } else { "tp_mesh" };
+            return Err(problem.at(At::Path(field.into())));
+        }
         let mut attentions = Vec::new();
         super::modules::attentions(&model.layers, "layers", &mut attentions);
         mesh = refine(mesh, &attentions, &tp_name, &names)?;
@@ -92,8 +98,11 @@ impl Layout {
     /// The tensor-parallel axis called `name`.
     pub(super) fn tp_named(&self, name: &str, path: &str) -> Result<Tp, ModelError> {
         let name = checked(name, &self.names, path)?;
-        if axes(&self.mesh, std::slice::from_ref(&name)).iter().any(|it| self.data.contains(it)) {
-            let (first, second) = ("data-parallel", "tensor-parallel");
+        let axes = axes(&self.mesh, std::slice::from_ref(&name));
+        let taken = [("data-parallel", &self.data), ("an axis of FSDP", &self.fsdp)];
+        let taken = taken.iter().find(|it| axes.iter().any(|axis| it.1.contains(axis)));
+        if let Some(&(first, _)) = taken {
+            let second = "tensor-parallel";
             return Err(Problem::AxisTwice { axis: name, first, second }.at(At::Path(path.into())));
         }
         Ok(Tp::new(&self.mesh, &name))

@@ -323,6 +323,13 @@ fn ids_are_below_what_every_table_and_the_logits_have() {
 fn errors_about_axes() {
     check_error(
         "sequence: 32,",
+        "sequence: 32, fsdp: (axes: [\"tp\"]),",
+        "2x2",
+        "PL0215: axis `tp` is both an axis of FSDP and tensor-parallel; one axis can do one of \
+         them\nat: axes",
+    );
+    check_error(
+        "sequence: 32,",
         "sequence: 32, tp_mesh: \"pt\",",
         "1",
         "PL0201: no mesh of this model has an axis `pt`\nat: \"pt\"\nhelp: did you mean `tp`?",
