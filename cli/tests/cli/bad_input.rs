@@ -196,7 +196,7 @@ fn truncated_plan() {
 fn plan_of_another_batch() {
     let folder = compiled("plan_of_another_batch");
     let plan = folder.read("model.plan");
-    folder.write("edited.plan", &plan.replacen("global_batch:8", "global_batch:16", 1));
+    folder.write("edited.plan", plan.replacen("global_batch:8", "global_batch:16", 1));
     check_in(&folder, "plan_of_another_batch", "run edited.plan");
 }
 
