@@ -37,6 +37,10 @@ impl OpDef for Matmul {
         if a.ndim() < 2 {
             return Err(TypeError::Ndim { operand: 0, found: a.clone(), expected: "at least 2 dims" });
         }
+        if b.dtype != a.dtype {
+            let expected = "that of operand 0";
+            return Err(TypeError::DType { operand: 1, found: b.dtype, expected });
+        }
         let dtype = self.out.unwrap_or(a.dtype);
         if self.transpose_a {
             same_size("numbers of dims", a.ndim() as u64, b.ndim() as u64)?;
