@@ -349,18 +349,6 @@ impl Graph {
         self.producer(value).map_or(Section::Prepare, |it| self.nodes[it].section)
     }
 
-    /// Nodes that read each value, in program order; a node that reads it twice is listed twice.
-    pub fn uses(&self) -> SecondaryMap<Value, SmallVec<[Node; 4]>> {
-        let mut res: SecondaryMap<Value, SmallVec<[Node; 4]>> = SecondaryMap::new();
-        res.resize(self.values.len());
-        for &node in &self.order {
-            for &input in &self.nodes[node].inputs {
-                res[input].push(node);
-            }
-        }
-        res
-    }
-
     /// Values that must be kept whatever reads them: results and stored values.
     pub fn roots(&self) -> impl Iterator<Item = Value> + '_ {
         let stored = self.stores.iter().map(|it| it.value);
