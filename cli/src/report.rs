@@ -135,8 +135,12 @@ impl Failure {
             (Format::Text, false) => self.text(theme(ui.color)),
         };
         // Nobody is left to tell if stderr is closed.
-        let _ = std::io::stderr().write_all(text.as_bytes());
-        ExitCode::from(if self.is_bug { 101 } else { 1 })
+        print_aside(&text);
+        ExitCode::from(self.exit_code())
+    }
+
+    fn exit_code(&self) -> u8 {
+        if self.is_bug { 101 } else { 1 }
     }
 
     /// One JSON object on one line.
@@ -286,7 +290,11 @@ pub fn print_aside(text: &str) {
 /// Prints to stdout what a long run has to say on its way; whether somebody still listens.
 pub fn print_progress(text: &str) -> bool {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
+    let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) else { return true };
+    if error.kind() != std::io::ErrorKind::BrokenPipe {
+        print_aside(&format!("warning: cannot write to stdout: {error}\n"));
+    }
+    false
 }
 
 /// Prints to stdout. A reader that has seen enough (`| head`) ends the program quietly.
@@ -325,9 +333,7 @@ mod tests {
 
     #[test]
     fn a_bug_is_exit_code_101() {
-        let ui = Ui { format: Format::Text, color: Color::Never, quiet: false, verbose: false };
-        let code = |failure: Box<Failure>| format!("{:?}", failure.report(&ui));
-        assert_eq!(code(Failure::bug("a test")), format!("{:?}", ExitCode::from(101)));
-        assert_eq!(code(Failure::new("PL0601", "a test")), format!("{:?}", ExitCode::from(1)));
+        assert_eq!(Failure::bug("a test").exit_code(), 101);
+        assert_eq!(Failure::new("PL0601", "a test").exit_code(), 1);
     }
 }

@@ -170,7 +170,11 @@ impl<'a> Log<'a> {
         }
         if let Some(loss) = report.loss.filter(|it| !it.is_finite() && !self.warned) {
             self.warned = true;
-            let text = format!("warning: loss is {loss} at step {}\n", report.step);
+            let warning = format!("loss is {loss} at step {}", report.step);
+            let text = match self.ui.format {
+                Format::Text => format!("warning: {warning}\n"),
+                Format::Json => format!("{}\n", json!({ "warning": warning })),
+            };
             self.bar.suspend(|| print_aside(&text));
         }
         self.first.get_or_insert_with(|| report.clone());

@@ -113,3 +113,15 @@ fn no_edit_makes_planc_panic() {
         assert!(matches!(ran.code, 0 | 1), "{what}: {} {}", ran.code, ran.stderr);
     }
 }
+
+#[test]
+fn an_edited_graph() {
+    let folder = Folder::new("edited_graph", &[]);
+    folder.works("compile model.ron --mesh 2x2 --emit logical -o model.ir");
+    let graph = folder.read("model.ir");
+    let edited = graph.replacen(" = embedding ", " = mul ", 1);
+    assert_ne!(edited, graph);
+    folder.write("model.ir", edited);
+    let ran = folder.planc("compile model.ir");
+    assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{}", ran.stderr);
+}
