@@ -25,7 +25,7 @@ pub use locate::locate;
 pub use mesh::MeshSpec;
 pub use names::Names;
 pub use params::ParamSpec;
-pub use range::{Fields, MAX_ELEMENTS, MAX_SIZE};
+pub use range::{Fields, MAX_SIZE};
 pub use schema::Model;
 
 /// Reads the text of a `model.ron`.

@@ -93,8 +93,9 @@ impl TensorType {
 
     /// Limits under which no count of elements, bytes or dims overflows anywhere: the tensors of a
     /// program add up to less than 2^64 bytes, and einsum notation has a digit for each dim.
-    const MAX_ELEMENTS: u64 = 1 << 46;
-    const MAX_DIMS: usize = 10;
+    pub const MAX_ELEMENTS: u64 = 1 << 46;
+    /// The most dims of a tensor; see [`TensorType::MAX_ELEMENTS`].
+    pub const MAX_DIMS: usize = 10;
 
     /// The limit that this type exceeds, if it does. Every tensor of a program is checked once,
     /// where it comes into being.

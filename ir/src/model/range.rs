@@ -7,14 +7,12 @@
 use super::error::{At, ModelError, Problem};
 use super::modules::Module;
 use super::schema::{Batch, Model, OptimizerSpec, ParamOptions, Units};
+use crate::TensorType;
 use crate::graph::Init;
 use crate::run::Decay;
 
 /// No size is larger, so that products of two that fit a tensor can be computed.
 pub const MAX_SIZE: u64 = 1 << 40;
-
-/// A tensor has at most this many elements, as in text IR: its bytes, times a few, fit 64 bits.
-pub const MAX_ELEMENTS: u64 = 1 << 56;
 
 /// How often a `Repeat` may repeat.
 const MAX_REPEAT: u64 = 10_000;
@@ -179,7 +177,7 @@ impl Fields {
 /// Whether a tensor of this shape is small enough.
 pub(super) fn fits(shape: &[u64]) -> bool {
     let bound = shape.iter().try_fold(1u64, |res, &it| res.checked_mul(it.max(1)));
-    bound.is_some_and(|it| it <= MAX_ELEMENTS)
+    bound.is_some_and(|it| it <= TensorType::MAX_ELEMENTS)
 }
 
 /// The error of a tensor that is too large.
@@ -187,6 +185,6 @@ pub(super) fn too_large(name: &str, shape: &[u64]) -> Problem {
     Problem::Range {
         field: format!("the shape of `{name}`"),
         found: format!("{shape:?}"),
-        expected: "one of at most 2^56 elements".to_string(),
+        expected: "one of at most 2^46 elements".to_string(),
     }
 }
