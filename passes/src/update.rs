@@ -39,6 +39,7 @@ impl Pass<Graph> for Update {
 
 fn emit(builder: &mut Builder<'_>, loss_sum: Value, count: Value) -> Result<(), BuildError> {
     builder.section = Section::Backward;
+    let batch_axes = batch_axes(builder.graph);
     let mut sums = Vec::new();
     let loss_sum = accumulate(builder, loss_sum, &mut sums)?;
     let count = accumulate(builder, count, &mut sums)?;
@@ -47,7 +48,7 @@ fn emit(builder: &mut Builder<'_>, loss_sum: Value, count: Value) -> Result<(), 
         .collect();
     for &index in &trained {
         builder.scope = builder.graph.params[index].scope;
-        gradient(builder, index, &mut sums)?;
+        gradient(builder, index, batch_axes, &mut sums)?;
     }
     builder.section = Section::Update;
     for &index in &trained {
@@ -57,7 +58,7 @@ fn emit(builder: &mut Builder<'_>, loss_sum: Value, count: Value) -> Result<(), 
     builder.scope = builder.graph.scopes.keys().next().expect("a graph has a root scope");
     let loss = builder.op("loss", Div {}, &[loss_sum, count])?;
     let scalar = TensorType::scalar(DType::F32);
-    let inputs = [("lr", ()), ("step", ())].map(|(name, ())| {
+    let inputs = ["lr", "step"].map(|name| {
         let value = builder.leaf(name, scalar.clone(), Def::Input);
         builder.pin(value, Sharding::replicated(0));
         value
@@ -118,12 +119,13 @@ fn clear(builder: &mut Builder<'_>, sums: &[Value]) -> Result<(), BuildError> {
 fn gradient(
     builder: &mut Builder<'_>,
     index: usize,
+    batch_axes: AxisSet,
     sums: &mut Vec<Value>,
 ) -> Result<(), BuildError> {
     let param = builder.graph.params[index].clone();
     let Some(mut grad) = param.grad else { return Ok(()) };
     let name = format!("{}.grad.f32", builder.graph.values[param.value].name);
-    reduce_replicas_last(builder.graph, grad);
+    reduce_replicas_last(builder.graph, grad, batch_axes);
     if builder.graph.ty(grad).dtype != DType::F32 {
         let narrow = builder.graph.values[grad].clone();
         grad = builder.op(&name, Cast { to: DType::F32 }, &[grad])?;
@@ -138,7 +140,7 @@ fn gradient(
 /// Reduces what of a gradient was left to the end of the step, and lays it out like the master weight.
 fn store_gradient(builder: &mut Builder<'_>, index: usize) -> Result<(), BuildError> {
     let param = builder.graph.params[index].clone();
-    let (1.., Some(grad)) = (builder.graph.micro_batches - 1, param.grad) else { return Ok(()) };
+    let Some(grad) = param.grad.filter(|_| builder.graph.micro_batches > 1) else { return Ok(()) };
     let name = format!("{}.grad", builder.graph.values[param.value].name);
     let grad = builder.op(&name, Reshard::default(), &[grad])?;
     if let Some(storage) = builder.graph.values[param.value].sharding.clone() {
@@ -148,17 +150,19 @@ fn store_gradient(builder: &mut Builder<'_>, index: usize) -> Result<(), BuildEr
     Ok(())
 }
 
+/// Axes over which the batch is sharded.
+fn batch_axes(graph: &Graph) -> AxisSet {
+    let inputs = graph.values.values().filter(|it| it.def == Def::Input);
+    let layouts = inputs.filter_map(|it| it.sharding.as_ref()?.dims.first());
+    layouts.fold(AxisSet::EMPTY, |axes, it| axes.union(it.axis_set()))
+}
+
 /// Leaves a gradient that is accumulated a sum over data-parallel axes on which the parameter is
 /// replicated (HSDP): that reduction is needed once a step, in the update.
-fn reduce_replicas_last(graph: &mut Graph, grad: Value) {
+fn reduce_replicas_last(graph: &mut Graph, grad: Value, batch_axes: AxisSet) {
     if graph.micro_batches == 1 || !graph.values[grad].pinned {
         return;
     }
-    let inputs = graph.values.values().filter(|it| it.def == Def::Input);
-    let batch_axes: AxisSet = inputs
-        .filter_map(|it| it.sharding.as_ref()?.dims.first())
-        .flat_map(|it| it.axes().collect::<Vec<_>>())
-        .collect();
     if let Some(sharding) = &mut graph.values[grad].sharding {
         let replicas = batch_axes.minus(sharding.sharded_axes());
         if !replicas.is_empty() {

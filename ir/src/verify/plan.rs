@@ -153,7 +153,11 @@ impl<'a> Cx<'a> {
                 }
             }
         }
+        let mut listed: SecondaryMap<Buffer, bool> = SecondaryMap::new();
         for param in &plan.params {
+            if std::mem::replace(&mut listed[param.buffer], true) {
+                self.buffer(param.buffer, "is listed as a parameter more than once".into());
+            }
             if plan.buffers[param.buffer].role != Role::Param {
                 self.buffer(param.buffer, "holds a parameter, and says that it does not".into());
             }
