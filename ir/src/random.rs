@@ -81,6 +81,14 @@ mod tests {
         }
     }
 
+    /// Known answers of the FNV-1a reference, 64 bits.
+    #[test]
+    fn keys_are_fnv1a() {
+        assert_eq!(stream_key(""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(stream_key("a"), 0xaf63_dc4c_8601_ec8c);
+        assert_eq!(stream_key("foobar"), 0x8594_4171_f739_67e8);
+    }
+
     #[test]
     fn moments_are_those_of_the_distribution() {
         let stream = Stream { seed: 1, key: stream_key("w") };

@@ -100,11 +100,17 @@ impl TensorType {
     /// The limit that this type exceeds, if it does. Every tensor of a program is checked once,
     /// where it comes into being.
     pub fn exceeds(&self) -> Option<&'static str> {
-        let elements = self.shape.iter().try_fold(1u64, |res, &it| res.checked_mul(it.max(1)));
         if self.ndim() > TensorType::MAX_DIMS {
             return Some("10 dims");
         }
-        elements.is_none_or(|it| it > TensorType::MAX_ELEMENTS).then_some("2^46 elements")
+        (!TensorType::fits(&self.shape)).then_some("2^46 elements")
+    }
+
+    /// Whether a tensor of this shape has few enough elements; sizes of 0 count as 1, so that no
+    /// product of the others overflows.
+    pub fn fits(shape: &[u64]) -> bool {
+        let elements = shape.iter().try_fold(1u64, |res, &it| res.checked_mul(it.max(1)));
+        elements.is_some_and(|it| it <= TensorType::MAX_ELEMENTS)
     }
 
     /// Number of dimensions.

@@ -7,7 +7,7 @@
 use ir::graph::{Def, Optimizer, Store};
 use ir::ops::{Adam, AdamW, Add, Cast, ClipScale, Div, Reshard, Sgd, SumSquares, ZerosLike};
 use ir::placement::{AxisSet, ReduceOp, Sharding};
-use ir::{BuildError, Builder, DType, Graph, Phase, Section, TensorType, Value};
+use ir::{BuildError, Builder, DType, Graph, Op, Phase, Section, TensorType, Value};
 
 use crate::{Pass, PassError};
 
@@ -178,48 +178,40 @@ fn step(builder: &mut Builder<'_>, index: usize, scalars: [Value; 3]) -> Result<
     let grad = param.grad.expect("only trained parameters are stepped");
     let name = builder.graph.values[weight].name.clone();
     let decay = |it: f64| if param.decay { it.into() } else { 0.0.into() };
-    let mut states = Vec::new();
-    let mut state = |builder: &mut Builder<'_>, suffix: &str| {
-        let ty = builder.graph.ty(weight).with_dtype(DType::F32);
-        let value = builder.leaf(&format!("{name}.{suffix}"), ty, Def::State);
-        if let Some(sharding) = builder.graph.values[weight].sharding.clone() {
-            builder.pin(value, sharding);
-        }
-        states.push((value, format!("{name}.{suffix}.next")));
-        value
-    };
-    let [scale, lr, t] = scalars;
-    let next = format!("{name}.next");
-    let results = match builder.graph.training.optimizer {
-        Optimizer::AdamW { betas, eps, weight_decay } => {
-            let (m, v) = (state(builder, "exp_avg"), state(builder, "exp_avg_sq"));
-            let (beta1, beta2, eps) = (betas.0.into(), betas.1.into(), eps.into());
+    let (op, suffixes): (Op, &[&str]) = match builder.graph.training.optimizer {
+        Optimizer::AdamW { betas: (beta1, beta2), eps, weight_decay } => {
+            let (beta1, beta2, eps) = (beta1.into(), beta2.into(), eps.into());
             let op = AdamW { beta1, beta2, eps, weight_decay: decay(weight_decay) };
-            let names = [next.as_str(), &states[0].1, &states[1].1];
-            builder.ops(&names, op, &[weight, m, v, grad, scale, lr, t])?
+            (op.into(), &["exp_avg", "exp_avg_sq"])
         }
-        Optimizer::Adam { betas, eps, weight_decay } => {
-            let (m, v) = (state(builder, "exp_avg"), state(builder, "exp_avg_sq"));
-            let (beta1, beta2, eps) = (betas.0.into(), betas.1.into(), eps.into());
+        Optimizer::Adam { betas: (beta1, beta2), eps, weight_decay } => {
+            let (beta1, beta2, eps) = (beta1.into(), beta2.into(), eps.into());
             let op = Adam { beta1, beta2, eps, weight_decay: decay(weight_decay) };
-            let names = [next.as_str(), &states[0].1, &states[1].1];
-            builder.ops(&names, op, &[weight, m, v, grad, scale, lr, t])?
-        }
-        Optimizer::Sgd { momentum: 0.0, weight_decay } => {
-            let op = Sgd { momentum: 0.0.into(), weight_decay: decay(weight_decay) };
-            builder.ops(&[&next], op, &[weight, grad, scale, lr, t])?
+            (op.into(), &["exp_avg", "exp_avg_sq"])
         }
         Optimizer::Sgd { momentum, weight_decay } => {
-            let buffer = state(builder, "momentum_buffer");
             let op = Sgd { momentum: momentum.into(), weight_decay: decay(weight_decay) };
-            let names = [next.as_str(), &states[0].1];
-            builder.ops(&names, op, &[weight, buffer, grad, scale, lr, t])?
+            (op.into(), if momentum == 0.0 { &[] } else { &["momentum_buffer"] })
         }
     };
+    // The weight and its states, which the op replaces in this order.
+    let mut updated = vec![weight];
+    let mut names = vec![format!("{name}.next")];
+    for suffix in suffixes {
+        let ty = builder.graph.ty(weight).with_dtype(DType::F32);
+        let state = builder.leaf(&format!("{name}.{suffix}"), ty, Def::State);
+        if let Some(sharding) = builder.graph.values[weight].sharding.clone() {
+            builder.pin(state, sharding);
+        }
+        updated.push(state);
+        names.push(format!("{name}.{suffix}.next"));
+    }
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let operands = [updated.as_slice(), &[grad], &scalars].concat();
+    let results = builder.ops(&names, op, &operands)?;
     let section = Section::Update;
-    builder.graph.stores.push(Store { state: weight, value: results[0], section });
-    for ((state, _), &value) in states.iter().zip(&results[1..]) {
-        builder.graph.stores.push(Store { state: *state, value, section });
+    for (&state, &value) in updated.iter().zip(&results) {
+        builder.graph.stores.push(Store { state, value, section });
     }
     if param.compute != weight {
         let to = builder.graph.ty(param.compute).dtype;

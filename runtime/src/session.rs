@@ -24,7 +24,7 @@ use ir::graph::Name;
 use ir::ops::Tensor;
 use ir::placement::{CopyRuns, DimLayout, ReduceOp, copy_runs, for_each_copy};
 use ir::plan::{Arena, Buffer, Plan, PlanSection, Role};
-use ir::random::philox4x32_10;
+use ir::random::{philox4x32_10, stream_key};
 use smallvec::SmallVec;
 
 use crate::backend::cpu::{CpuBackend, CpuOptions};
@@ -33,7 +33,7 @@ use crate::comm::local::World;
 use crate::data::Batch;
 use crate::error::RunError;
 use crate::exec::{self, Backend};
-use crate::weights::{Weights, fnv1a, halves, init_values};
+use crate::weights::{Weights, halves, init_values};
 
 /// The most ranks that run in one process.
 pub const RANKS_MAX: u64 = 1024;
@@ -315,7 +315,7 @@ impl Session {
     /// Starts the threads; what they send when they are bound comes through the receiver.
     fn start(&mut self) -> Result<Receiver<(u64, Option<()>)>, RunError> {
         let (done, ready) = channel();
-        let order = fnv1a(self.plan.name.as_bytes()) ^ self.options.order_seed.rotate_left(32);
+        let order = stream_key(&self.plan.name) ^ self.options.order_seed.rotate_left(32);
         let cpu = CpuOptions { order_seed: order, check: self.options.check };
         for rank in 0..self.plan.mesh.n_ranks() {
             let (sender, jobs) = channel();

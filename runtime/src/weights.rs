@@ -4,7 +4,7 @@
 //! nothing else, so that a model starts with the same bits on every mesh:
 //!
 //! ```text
-//! philox(counter: [index / 4 (2 words), fnv1a(name) (2 words)], key: seed)  ->  4 words, one each
+//! philox(counter: [index / 4 (2 words), stream_key(name) (2 words)], key: seed)  ->  4 words, one each
 //! ```
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 use half::{bf16, f16};
 use ir::graph::Init;
 use ir::plan::{Buffer, Plan};
-use ir::random::philox4x32_10;
+use ir::random::{philox4x32_10, stream_key};
 use safetensors::{Dtype, SafeTensors};
 
 use crate::error::RunError;
@@ -37,12 +37,6 @@ pub fn init_values(init: Init, seed: u64, name: &str, start: u64, out: &mut [f32
     }
 }
 
-/// FNV-1a: a hash that is the same on every machine and in every version.
-pub fn fnv1a(bytes: &[u8]) -> u64 {
-    let step = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, step)
-}
-
 /// Halves of a word pair, low first.
 pub(crate) fn halves(it: u64) -> [u32; 2] {
     [it as u32, (it >> 32) as u32]
@@ -56,7 +50,7 @@ fn from_blocks(
     out: &mut [f32],
     value: impl Fn([u32; 4], usize) -> f32,
 ) {
-    let [name_low, name_high] = halves(fnv1a(name.as_bytes()));
+    let [name_low, name_high] = halves(stream_key(name));
     let mut current = None;
     for (i, out) in (start..).zip(out) {
         let (block, lane) = (i / 4, (i % 4) as usize);
@@ -237,13 +231,6 @@ mod tests {
     }
 
     const NORMAL: Init = Init::Normal { mean: 1.0, std: 0.5 };
-
-    #[test]
-    fn hash_is_fnv1a() {
-        assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);
-        assert_eq!(fnv1a(b"a"), 0xaf63_dc4c_8601_ec8c);
-        assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
-    }
 
     #[test]
     fn values_depend_on_seed_and_name() {

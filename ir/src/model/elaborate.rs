@@ -12,7 +12,7 @@ use super::layout::{Layout, Tp};
 use super::mesh::MeshSpec;
 use super::modules::{Common, Module, ModuleDef};
 use super::names::join;
-use super::range::{MAX_SIZE, fits, too_large};
+use super::range::{MAX_SIZE, too_large};
 use super::schema::{Batch, Model, Ordered, Units};
 use crate::build::BuildError;
 use crate::graph::{Checkpoint, Def, Scope, ScopeData, Training};
@@ -128,7 +128,7 @@ fn batch(model: &Model, layout: &Layout) -> Result<u64, ModelError> {
         }
     };
     let micro_batches = u64::from(model.micro_batches);
-    if !fits(&[batch, model.sequence]) {
+    if !TensorType::fits(&[batch, model.sequence]) {
         return Err(too_large("tokens", &[batch, model.sequence]).at(At::Path("batch".into())));
     }
     if !batch.is_multiple_of(micro_batches.saturating_mul(data_parallel)) {
@@ -376,7 +376,7 @@ impl<'a> Cx<'a> {
     fn check_elements(&self, values: &[Value]) -> Result<(), ModelError> {
         for &value in values {
             let shape = &self.ty(value).shape;
-            if !fits(shape) {
+            if !TensorType::fits(shape) {
                 let name = &self.builder.graph.values[value].name;
                 return Err(self.error("", too_large(name, shape)));
             }

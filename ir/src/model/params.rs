@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use super::elaborate::Cx;
 use super::error::{At, ModelError, Problem, nearest};
 use super::names::glob;
-use super::range::{fits, too_large};
+use super::range::too_large;
 use super::schema::{Model, ParamOptions, Placements};
 use crate::graph::{Def, Init, Param, Section, Store};
 use crate::ops::{Cast, Reshard};
@@ -60,7 +60,7 @@ impl Cx<'_> {
             return self.tie(index, written, spec.shape);
         }
         let ndim = spec.shape.len();
-        if !fits(spec.shape) {
+        if !TensorType::fits(spec.shape) {
             return Err(self.error("", too_large(&name, spec.shape)));
         }
         let mut compute = spec.compute.unwrap_or_else(|| Sharding::replicated(ndim));

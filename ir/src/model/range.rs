@@ -7,7 +7,6 @@
 use super::error::{At, ModelError, Problem};
 use super::modules::Module;
 use super::schema::{Batch, Model, OptimizerSpec, ParamOptions, Units};
-use crate::TensorType;
 use crate::graph::Init;
 use crate::run::Decay;
 
@@ -172,12 +171,6 @@ impl Fields {
         let dot = if field.is_empty() { "" } else { "." };
         self.init(&format!("{field}{dot}init"), options.init)
     }
-}
-
-/// Whether a tensor of this shape is small enough.
-pub(super) fn fits(shape: &[u64]) -> bool {
-    let bound = shape.iter().try_fold(1u64, |res, &it| res.checked_mul(it.max(1)));
-    bound.is_some_and(|it| it <= TensorType::MAX_ELEMENTS)
 }
 
 /// The error of a tensor that is too large.
