@@ -3,6 +3,7 @@
 //! One file each. The CPU backend calls [`run_f32`], which knows the ops that have a kernel of their
 //! own and runs the reference of the others. To add one: write the file, add an arm to [`run_f32`].
 
+pub mod cuda;
 mod matmul;
 
 use ir::Op;

@@ -1,3 +1,4 @@
 //! What executes a plan's instructions.
 
 pub mod cpu;
+pub mod cuda;

@@ -128,6 +128,74 @@ pub enum RunError {
         /// That of those that came first.
         theirs: String,
     },
+    /// No driver, hence no GPU.
+    #[error(
+        "this machine has no NVIDIA driver: libcuda.so.1 was not found; install the driver, or run with \
+         `--device cpu`"
+    )]
+    NoDriver,
+    /// A GPU that is not there.
+    #[error("GPU {ordinal} does not exist, this machine has {devices}; start fewer ranks on it")]
+    NoDevice {
+        /// The number that was asked for.
+        ordinal: u32,
+        /// How many there are.
+        devices: u32,
+    },
+    /// A library of NVIDIA's that is not there, or does not load.
+    #[error(
+        "{library} was not {} (looked in {}); `pip install {package}`, or add its folder to \
+         LD_LIBRARY_PATH",
+        why.as_ref().map_or("found".to_string(), |it| format!("loaded: {it}")), list(&paths(looked))
+    )]
+    LibraryMissing {
+        /// Its file name.
+        library: &'static str,
+        /// The wheel on PyPI that has it.
+        package: &'static str,
+        /// Where it was looked for.
+        looked: Vec<PathBuf>,
+        /// What the loader says, if there is such a file.
+        why: Option<String>,
+    },
+    /// A library of another version.
+    #[error(
+        "`{}` has no function `{function}`: {why}; install the version that `planc doctor` names",
+        path.display()
+    )]
+    LibraryFunction {
+        /// The library.
+        path: PathBuf,
+        /// What it lacks.
+        function: String,
+        /// What the loader says.
+        why: String,
+    },
+    /// A call of NVIDIA's that failed.
+    #[error("{call} failed: {status}")]
+    Cuda {
+        /// The function.
+        call: &'static str,
+        /// What it returned, and said.
+        status: String,
+    },
+    /// A GPU without enough free memory.
+    #[error(
+        "the GPU has no {} of free memory; use a larger mesh, a smaller batch, or checkpointing",
+        bytes(*needed)
+    )]
+    OutOfDeviceMemory {
+        /// Bytes that were asked for.
+        needed: u64,
+    },
+    /// An op that the GPU has no kernel for.
+    #[error("no kernel runs `{op}` on a GPU: {why}; run with `--device cpu`")]
+    NoKernel {
+        /// The op.
+        op: String,
+        /// What is not supported.
+        why: String,
+    },
     /// A name that is no buffer.
     #[error("the plan has no buffer `{name}`; see `planc inspect`")]
     UnknownBuffer {
@@ -313,6 +381,13 @@ impl RunError {
             RunError::Unwritten { .. } => "PL0510",
             RunError::Padding { .. } => "PL0511",
             RunError::Diverged { .. } => "PL0512",
+            RunError::NoDriver => "PL0540",
+            RunError::NoDevice { .. } => "PL0541",
+            RunError::LibraryMissing { .. } => "PL0542",
+            RunError::LibraryFunction { .. } => "PL0543",
+            RunError::Cuda { .. } => "PL0544",
+            RunError::OutOfDeviceMemory { .. } => "PL0545",
+            RunError::NoKernel { .. } => "PL0546",
             RunError::UnknownBuffer { .. } => "PL0513",
             RunError::NotPersistent { .. } => "PL0514",
             RunError::Elements { .. } => "PL0515",
@@ -347,6 +422,13 @@ impl RunError {
             | RunError::BadPlan { .. }
             | RunError::Thread { .. }
             | RunError::NotExact { .. }
+            | RunError::NoDriver
+            | RunError::NoDevice { .. }
+            | RunError::LibraryMissing { .. }
+            | RunError::LibraryFunction { .. }
+            | RunError::Cuda { .. }
+            | RunError::OutOfDeviceMemory { .. }
+            | RunError::NoKernel { .. }
             | RunError::UnknownBuffer { .. }
             | RunError::NotPersistent { .. }
             | RunError::Elements { .. }

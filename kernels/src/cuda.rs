@@ -1,0 +1,215 @@
+//! What a GPU runs for an op: kernels of our own, a GEMM, attention, a copy.
+//!
+//! Nothing here needs CUDA: [`lower`] turns ops on local operands into a [`Program`], plain data that
+//! `runtime::backend::cuda` executes. The sources of our own kernels are `kernels/cuda/*.cu`; NVRTC
+//! compiles them when a plan is loaded. To add a kernel: write its `.cu`, list it in [`SOURCES`],
+//! write the file here that makes its [`Launch`], add an arm to [`lower`].
+
+use ir::ops::LocalBound;
+use ir::{DType, Op};
+use smallvec::SmallVec;
+
+/// The architecture that our kernels are compiled for where there is no GPU to ask.
+pub const DEFAULT_ARCH: &str = "sm_90a";
+
+/// Scratch of every GEMM, in bytes.
+pub const GEMM_WORKSPACE: u64 = 64 << 20;
+
+/// An op on one rank's operands.
+#[derive(Debug, Clone, Copy)]
+pub struct OpCall<'a> {
+    /// The op, with local attributes.
+    pub op: &'a Op,
+    /// Operands.
+    pub args: &'a [Operand],
+    /// Results. One may share the memory of an operand where [`Op::in_place`] lists the pair.
+    pub results: &'a [Operand],
+    /// One for each of the op's bounds.
+    pub bounds: &'a [LocalBound],
+}
+
+/// A dense, row-major tensor in device memory, aligned to 256 bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Operand {
+    /// How elements are stored.
+    pub dtype: DType,
+    /// Sizes of the local buffer, padding included.
+    pub shape: SmallVec<[usize; 4]>,
+}
+
+/// What runs for one op, or for a batch of them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Program {
+    /// The work, in order on one stream.
+    pub work: SmallVec<[Work; 2]>,
+    /// Bytes of scratch that it needs, aligned to 256 bytes; any content before, garbage after.
+    pub workspace: u64,
+    /// Words that it reads from device memory, written once when the plan is loaded.
+    pub table: Vec<Word>,
+}
+
+/// A piece of work on one stream.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Work {
+    /// A kernel of our own.
+    Launch(Launch),
+    /// A matrix product.
+    Gemm(GemmCall),
+    /// Scaled dot-product attention.
+    Attention(AttentionCall),
+    /// Sets bytes.
+    Fill {
+        /// What.
+        to: Pointer,
+        /// How many bytes.
+        bytes: u64,
+        /// To what.
+        value: u8,
+    },
+    /// Copies bytes from one buffer to another; none if they are the same memory.
+    Copy {
+        /// Source.
+        from: Pointer,
+        /// Destination.
+        to: Pointer,
+        /// How many bytes.
+        bytes: u64,
+    },
+}
+
+/// An address, resolved when the plan is loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pointer {
+    /// Operand `.0`, counted through all calls of a batch: those of the second follow the first's.
+    Arg(u32),
+    /// Result `.0`, likewise.
+    Result(u32),
+    /// Byte `.0` of the workspace.
+    Workspace(u64),
+    /// Word `.0` of the table.
+    Table(u32),
+}
+
+/// A word of a [`Program`]'s table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Word {
+    /// An address.
+    Pointer(Pointer),
+    /// Eight bytes.
+    Value(u64),
+}
+
+/// One launch of one of our kernels.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Launch {
+    /// Which.
+    pub function: Function,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block, in one dimension.
+    pub block: u32,
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// Arguments, in the kernel's order.
+    pub args: Vec<Arg>,
+}
+
+/// A function of a module: a source, specialized by macros.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Function {
+    /// Name of an entry of [`SOURCES`].
+    pub source: &'static str,
+    /// Macros as `NAME=VALUE`, in order.
+    pub defines: Vec<String>,
+    /// The `extern "C"` name.
+    pub entry: &'static str,
+}
+
+/// An argument of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Arg {
+    /// A pointer.
+    Pointer(Pointer),
+    /// `int`.
+    I32(i32),
+    /// `unsigned`.
+    U32(u32),
+    /// `long long`.
+    I64(i64),
+    /// `float`.
+    F32(f32),
+}
+
+/// `out[m, n] = a[m, k] b[k, n] (+ c[m, n]) (+ bias[n])`, all row-major, sums in f32.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct GemmCall {
+    /// Rows of the result; not 0.
+    pub m: usize,
+    /// Columns of the result; not 0.
+    pub n: usize,
+    /// Contracted size; not 0.
+    pub k: usize,
+    /// First operand.
+    pub a: Matrix,
+    /// Second operand.
+    pub b: Matrix,
+    /// Added to the product, of the result's type; it may be the result's own memory.
+    pub c: Option<Pointer>,
+    /// Added to every row, of the result's type.
+    pub bias: Option<Pointer>,
+    /// The result.
+    pub out: Pointer,
+    /// Its element type.
+    pub out_dtype: DType,
+}
+
+/// An operand of a GEMM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Matrix {
+    /// Where.
+    pub at: Pointer,
+    /// Element type.
+    pub dtype: DType,
+    /// Stored as `[k, m]` (first operand) or `[n, k]` (second).
+    pub transposed: bool,
+}
+
+/// Attention of `q[batch, s, heads, d]`, `k, v[batch, t, kv_heads, d]`, or its gradient.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AttentionCall {
+    /// Sizes and options, which decide about a library's plan.
+    pub shape: AttentionShape,
+    /// Operands: `q k v`, then for the gradient `o lse do`. `lse` is f32 `[batch, s, heads]`.
+    pub args: SmallVec<[Pointer; 6]>,
+    /// Results: `o lse`, or `dq dk dv`.
+    pub results: SmallVec<[Pointer; 3]>,
+    /// What runs where no library takes it.
+    pub fallback: Vec<Work>,
+    /// What of the workspace is free for a library: from this byte on.
+    pub scratch: u64,
+}
+
+/// See [`AttentionCall`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AttentionShape {
+    /// The gradient.
+    pub backward: bool,
+    /// Element type of `q`, `k`, `v`, `o` and their gradients.
+    pub dtype: DType,
+    /// Sequences.
+    pub batch: usize,
+    /// Queries of a sequence.
+    pub s: usize,
+    /// Keys of a sequence.
+    pub t: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key-value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Features of a head.
+    pub d: usize,
+    /// Queries do not see later keys.
+    pub causal: bool,
+    /// Factor of the scores.
+    pub scale: f32,
+}

@@ -1,0 +1,6 @@
+//! The CUDA backend: the plan on one GPU.
+
+#![allow(unsafe_code)]
+
+pub mod driver;
+pub mod library;
