@@ -16,7 +16,7 @@ use half::slice::HalfFloatSliceExt;
 use ir::DType;
 use ir::ops::{LocalCx, View, ViewMut};
 use ir::placement::{ReduceOp, for_each_copy};
-use ir::plan::{Arena, Buffer, Event, PlanSection, Stream};
+use ir::plan::{Arena, Buffer, Event, PlanSection, Role, Stream};
 use smallvec::SmallVec;
 
 use crate::bind::{At, BoundBuffer, BoundPart, BoundPlan, CollectiveCall, ComputeCall, CopyCall};
@@ -46,6 +46,8 @@ pub struct CpuBackend {
     posts: Vec<Post>,
     queues: Queues,
     at: Option<At>,
+    /// Bytes of the step's arena in which something is carried to `update`, in order.
+    carried: Vec<(usize, usize)>,
 }
 
 /// The arenas, by [`Arena`].
@@ -86,6 +88,10 @@ impl CpuBackend {
     /// A backend for one rank, with its arenas zeroed.
     pub fn new(plan: Arc<BoundPlan>, world: Arc<World>, options: CpuOptions) -> CpuBackend {
         let [persistent, step] = plan.arenas.map(|it| Bytes::zeroed(it as usize));
+        let carried = plan.buffers.values().filter(|it| it.role == Role::Carried);
+        let mut carried: Vec<(usize, usize)> =
+            carried.map(|it| (it.offset, it.offset + it.bytes())).collect();
+        carried.sort();
         CpuBackend {
             memory: Memory { persistent, step },
             queues: Queues::new(plan.streams),
@@ -95,7 +101,20 @@ impl CpuBackend {
             scratch: Scratch::default(),
             posts: Vec::new(),
             at: None,
+            carried,
         }
+    }
+
+    /// Overwrites what `section` may not find: temporaries, and what earlier steps carried. All ones is
+    /// NaN, as f32 and as bf16.
+    fn forget(&mut self, section: PlanSection) {
+        let Memory { step, .. } = &mut self.memory;
+        let (mut from, all) = (0, step.all_mut());
+        for &(start, end) in self.carried.iter().filter(|_| section == PlanSection::Update) {
+            all[from..start.max(from)].fill(0xff);
+            from = end.max(from);
+        }
+        all[from..].fill(0xff);
     }
 
     fn run_compute(&mut self, call: &ComputeCall) -> Result<(), RunError> {
@@ -252,8 +271,7 @@ impl Backend for CpuBackend {
         let seed = self.options.order_seed.wrapping_add(section as u64);
         self.queues = Queues { random: seed, ..Queues::new(self.plan.streams) };
         if self.options.check {
-            // Temporaries do not outlive a section; all ones is NaN, as f32 and as bf16.
-            self.memory.step.all_mut().fill(0xff);
+            self.forget(section);
         }
         Ok(())
     }
@@ -502,6 +520,7 @@ mod tests {
             shape: shape.into(),
             extents: extents.into(),
             len: shape.iter().product(),
+            role: Role::Temp,
             arena: Arena::Step,
             offset: 0,
         }
