@@ -2,5 +2,6 @@
 
 #![allow(unsafe_code)]
 
+pub mod doctor;
 pub mod driver;
 pub mod library;
