@@ -25,8 +25,8 @@ pub const BF16_TOLERANCE: f64 = 1e-2;
 /// One result of one instruction on one rank.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Comparison {
-    /// The instruction.
-    pub at: At,
+    /// The instruction; none for the initial value of a parameter, which must be equal bit for bit.
+    pub at: Option<At>,
     /// The rank.
     pub rank: u64,
     /// What was made.
@@ -48,6 +48,7 @@ impl Comparison {
 /// See the [module docs](self).
 pub struct CompareBackend {
     plan: Arc<BoundPlan>,
+    params: Vec<Buffer>,
     tested: Box<dyn Backend>,
     reference: Box<dyn Backend>,
     report: Sender<Comparison>,
@@ -55,14 +56,15 @@ pub struct CompareBackend {
 }
 
 impl CompareBackend {
-    /// Runs on both and sends each comparison through `report`.
+    /// Runs on both and sends each comparison through `report`; `params` are compared as they are when
+    /// `prepare` begins.
     pub fn new(
         plan: Arc<BoundPlan>,
-        tested: Box<dyn Backend>,
-        reference: Box<dyn Backend>,
+        params: Vec<Buffer>,
+        [tested, reference]: [Box<dyn Backend>; 2],
         report: Sender<Comparison>,
     ) -> CompareBackend {
-        CompareBackend { plan, tested, reference, report, at: None }
+        CompareBackend { plan, params, tested, reference, report, at: None }
     }
 
     /// Waits for one instruction on both, compares what it made, and levels the two.
@@ -70,25 +72,36 @@ impl CompareBackend {
         self.tested.finish()?;
         self.reference.finish()?;
         for buffer in results {
-            let bound = &self.plan.buffers[buffer];
-            let (mut tested, mut reference) = (vec![0; bound.bytes()], vec![0; bound.bytes()]);
-            self.tested.read(buffer, &mut tested)?;
-            self.reference.read(buffer, &mut reference)?;
-            self.reference.write(buffer, &tested)?;
-            let comparison = Comparison {
-                at,
-                rank: self.plan.rank,
-                buffer,
-                error: relative_error(bound.dtype, &tested, &reference),
-                tolerance: match bound.dtype {
-                    DType::F32 => F32_TOLERANCE,
-                    DType::Bf16 => BF16_TOLERANCE,
-                    DType::I32 => 0.0,
-                },
+            let tolerance = match self.plan.buffers[buffer].dtype {
+                DType::F32 => F32_TOLERANCE,
+                DType::Bf16 => BF16_TOLERANCE,
+                DType::I32 => 0.0,
             };
-            // Nobody listens any more when the run is ending.
-            let _ = self.report.send(comparison);
+            self.compare_buffer(Some(at), buffer, tolerance)?;
         }
+        Ok(())
+    }
+
+    fn compare_buffer(
+        &mut self,
+        at: Option<At>,
+        buffer: Buffer,
+        tolerance: f64,
+    ) -> Result<(), RunError> {
+        let bound = &self.plan.buffers[buffer];
+        let (mut tested, mut reference) = (vec![0; bound.bytes()], vec![0; bound.bytes()]);
+        self.tested.read(buffer, &mut tested)?;
+        self.reference.read(buffer, &mut reference)?;
+        self.reference.write(buffer, &tested)?;
+        let comparison = Comparison {
+            at,
+            rank: self.plan.rank,
+            buffer,
+            error: relative_error(bound.dtype, &tested, &reference),
+            tolerance,
+        };
+        // Nobody listens any more when the run is ending.
+        let _ = self.report.send(comparison);
         Ok(())
     }
 }
@@ -118,6 +131,11 @@ fn relative_error(dtype: DType, a: &[u8], b: &[u8]) -> f64 {
 
 impl Backend for CompareBackend {
     fn begin(&mut self, section: PlanSection) -> Result<(), RunError> {
+        if section == PlanSection::Prepare {
+            for param in self.params.clone() {
+                self.compare_buffer(None, param, 0.0)?;
+            }
+        }
         self.tested.begin(section)?;
         self.reference.begin(section)
     }
