@@ -13,7 +13,7 @@ use ir::plan::{Buffer, Event, PlanSection, Stream};
 
 use crate::bind::{At, BoundPlan, CollectiveCall, ComputeCall, CopyCall};
 use crate::error::RunError;
-use crate::exec::Backend;
+use crate::exec::{Backend, MemoryUse, Span};
 
 /// The largest relative error of an f32 result: sums of up to 2^17 terms of either sign in another
 /// order differ by about 2^-24 * sqrt(2^17), and cancellation costs a decimal more.
@@ -189,5 +189,17 @@ impl Backend for CompareBackend {
 
     fn at(&self) -> Option<At> {
         self.at
+    }
+
+    fn keep_times(&mut self, keep: bool) -> Result<(), RunError> {
+        self.tested.keep_times(keep)
+    }
+
+    fn times(&mut self) -> Result<Vec<Span>, RunError> {
+        self.tested.times()
+    }
+
+    fn memory(&self) -> Result<MemoryUse, RunError> {
+        self.tested.memory()
     }
 }
