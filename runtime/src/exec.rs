@@ -29,6 +29,14 @@ pub trait Backend {
     fn read(&self, buffer: Buffer, bytes: &mut [u8]) -> Result<(), RunError>;
     /// The instruction at work, or that failed.
     fn at(&self) -> Option<At>;
+    /// Begins a section and queues all of it at once; false if it has to be queued call by call.
+    fn replay(&mut self, _section: PlanSection) -> Result<bool, RunError> {
+        Ok(false)
+    }
+    /// What a user should know, a line each; told once.
+    fn warnings(&mut self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Runs a section and waits until it is done.
@@ -37,7 +45,19 @@ pub fn run(
     section: PlanSection,
     backend: &mut dyn Backend,
 ) -> Result<(), RunError> {
-    backend.begin(section)?;
+    if !backend.replay(section)? {
+        backend.begin(section)?;
+        issue(plan, section, backend)?;
+    }
+    backend.finish()
+}
+
+/// Queues the instructions of a section.
+pub fn issue(
+    plan: &BoundPlan,
+    section: PlanSection,
+    backend: &mut dyn Backend,
+) -> Result<(), RunError> {
     for instruction in &plan.sections[section as usize] {
         match instruction {
             BoundInstruction::Compute(call, stream) => backend.compute(call, *stream)?,
@@ -47,5 +67,5 @@ pub fn run(
             BoundInstruction::Wait(event, stream) => backend.wait(*event, *stream)?,
         }
     }
-    backend.finish()
+    Ok(())
 }

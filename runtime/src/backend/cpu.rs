@@ -351,13 +351,6 @@ impl Queues {
     }
 }
 
-impl BoundBuffer {
-    /// Size in memory.
-    pub fn bytes(&self) -> usize {
-        self.len * self.dtype.bytes() as usize
-    }
-}
-
 impl Memory {
     fn arena(&self, arena: Arena) -> &Bytes {
         match arena {
