@@ -136,19 +136,21 @@ fn kinds(
 /// What a span counts as. A collective on the compute stream is exposed by itself.
 fn kinds_of(plan: &Plan, span: &Span) -> Vec<Kind> {
     let compute = span.stream.as_u32() == 0;
-    match &plan.section(span.at.section)[span.at.index] {
+    let Some(at) = span.at else {
+        return if compute { vec![Kind::Exposed] } else { Vec::new() };
+    };
+    match &plan.section(at.section)[at.index] {
         Instruction::Compute { op, .. } => vec![match op {
             Op::Matmul(_) => Kind::Gemm,
             Op::Attention(_) | Op::AttentionGrad(_) => Kind::Attention,
-            _ if span.at.section == PlanSection::Update => Kind::Update,
+            _ if at.section == PlanSection::Update => Kind::Update,
             _ => Kind::Other,
         }],
         Instruction::Collective { kind, .. } if kind.is_local() => vec![Kind::Other],
         Instruction::Collective { .. } if compute => vec![Kind::Collectives, Kind::Exposed],
         Instruction::Collective { .. } => vec![Kind::Collectives],
-        Instruction::Wait { .. } if compute => vec![Kind::Exposed],
-        Instruction::Wait { .. } | Instruction::Record { .. } => Vec::new(),
         Instruction::Copy { .. } => vec![Kind::Other],
+        Instruction::Wait { .. } | Instruction::Record { .. } => Vec::new(),
     }
 }
 

@@ -35,13 +35,21 @@ pub trait Backend {
     fn times(&mut self) -> Result<Vec<Span>, RunError>;
     /// What memory the rank takes.
     fn memory(&self) -> Result<MemoryUse, RunError>;
+    /// Begins a section and queues all of it at once; false if it has to be queued call by call.
+    fn replay(&mut self, _section: PlanSection) -> Result<bool, RunError> {
+        Ok(false)
+    }
+    /// What a user should know, a line each; told once.
+    fn warnings(&mut self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// When one instruction was at work on its stream.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Span {
-    /// Which.
-    pub at: At,
+    /// Which; none for a wait.
+    pub at: Option<At>,
     /// Where.
     pub stream: Stream,
     /// Milliseconds from the start of the section.
@@ -70,7 +78,19 @@ pub fn run(
     section: PlanSection,
     backend: &mut dyn Backend,
 ) -> Result<(), RunError> {
-    backend.begin(section)?;
+    if !backend.replay(section)? {
+        backend.begin(section)?;
+        issue(plan, section, backend)?;
+    }
+    backend.finish()
+}
+
+/// Queues the instructions of a section.
+pub fn issue(
+    plan: &BoundPlan,
+    section: PlanSection,
+    backend: &mut dyn Backend,
+) -> Result<(), RunError> {
     for instruction in &plan.sections[section as usize] {
         match instruction {
             BoundInstruction::Compute(call, stream) => backend.compute(call, *stream)?,
@@ -80,5 +100,5 @@ pub fn run(
             BoundInstruction::Wait(event, stream) => backend.wait(*event, *stream)?,
         }
     }
-    backend.finish()
+    Ok(())
 }

@@ -493,6 +493,34 @@ pub const CODES: &[Code] = &[
         fix: "Change the model, or run with `--device cpu`, which runs every op.",
     },
     Code {
+        code: "PL0550",
+        title: "a kernel that does not compile",
+        text: "planc compiles its kernels with NVRTC when a plan is loaded. NVRTC does not take one of \
+               them for this GPU's architecture, which is a bug of planc, or an NVRTC of another version \
+               than it was made for.",
+        example: "A GPU older than what a kernel uses.",
+        fix: "Install the version of NVRTC that `planc doctor` names; else report it, with the log.",
+    },
+    Code {
+        code: "PL0551",
+        title: "a section that does not end",
+        text: "No stream of the GPU moved for as long as the timeout allows. Collectives wait for all \
+               ranks, so one that is stuck, gone or very late stops all; no library reports it. The report \
+               says which collective each stream had come to.",
+        example: "A process that was killed while the others wait for its gradients.",
+        fix: "Look at the other ranks' messages. If a single instruction really takes that long, set \
+              PLANC_TIMEOUT_S to more seconds.",
+    },
+    Code {
+        code: "PL0552",
+        title: "the GPU reported a fault",
+        text: "An instruction went wrong on the GPU, which reports it later and does not say which one it \
+               was. The process cannot use the GPU any more.",
+        example: "A kernel that reads beyond its operands; a GPU that fell off the bus.",
+        fix: "Run again with PLANC_CUDA_SYNC=1, which waits after each instruction, and report what it \
+              names.",
+    },
+    Code {
         code: "PL0601",
         title: "a file cannot be read or written",
         text: "The system refused it; the report has its reason.",

@@ -254,7 +254,7 @@ impl CpuBackend {
         if let (Some(times), Some(start)) = (&mut self.times, start) {
             let ms = |it: Duration| it.as_secs_f64() * 1e3;
             let (start, end) = (ms(start), ms(times.began.elapsed()));
-            times.spans.push(Span { at, stream, start, end });
+            times.spans.push(Span { at: Some(at), stream, start, end });
         }
         Ok(())
     }
@@ -387,13 +387,6 @@ impl Queues {
         let stream = streams[chosen];
         let work = self.streams[stream].pop_front()?;
         Some((Stream::from_u32(stream as u32), work))
-    }
-}
-
-impl BoundBuffer {
-    /// Size in memory.
-    pub fn bytes(&self) -> usize {
-        self.len * self.dtype.bytes() as usize
     }
 }
 

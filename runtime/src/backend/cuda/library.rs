@@ -94,6 +94,24 @@ impl Opened {
         }
     }
 
+    /// Opens every file next to this library whose name starts so, in the order of their names: what
+    /// the library itself would look for by name only, and could find elsewhere.
+    pub fn neighbours(&self, prefix: &str) -> Vec<Opened> {
+        let folder = self.path.parent().and_then(|it| std::fs::read_dir(it).ok());
+        let files = folder.into_iter().flatten().flatten().map(|it| it.path());
+        let named = |it: &PathBuf| {
+            it.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
+        };
+        let mut files: Vec<PathBuf> = files.filter(named).collect();
+        files.sort();
+        // SAFETY: as in `find`.
+        let open = |path: PathBuf| unsafe {
+            let library = Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL).ok()?;
+            Some(Opened { path, library })
+        };
+        files.into_iter().filter_map(open).collect()
+    }
+
     /// A function by its C name.
     ///
     /// # Safety
