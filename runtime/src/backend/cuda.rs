@@ -2,5 +2,8 @@
 
 #![allow(unsafe_code)]
 
+pub mod cache;
 pub mod driver;
+pub mod gemm;
+mod handles;
 pub mod library;
