@@ -5,7 +5,7 @@
 //! compiles them when a plan is loaded. To add a kernel: write its `.cu`, list it in [`SOURCES`],
 //! write the file here that makes its [`Launch`], add an arm to [`lower`].
 
-mod attention;
+pub mod attention;
 mod clip_scale;
 mod cross_entropy;
 mod dropout;
@@ -36,8 +36,18 @@ pub const HEADERS: &[(&str, &str)] = &[
 /// The sources of our kernels, with their text.
 pub const SOURCES: &[(&str, &str)] = &[
     ("activation.cu", include_str!("../cuda/activation.cu")),
+    ("attention.cu", include_str!("../cuda/attention.cu")),
+    ("ce_loss.cu", include_str!("../cuda/ce_loss.cu")),
+    ("clip_scale.cu", include_str!("../cuda/clip_scale.cu")),
+    ("cross_entropy.cu", include_str!("../cuda/cross_entropy.cu")),
+    ("dropout.cu", include_str!("../cuda/dropout.cu")),
     ("elementwise.cu", include_str!("../cuda/elementwise.cu")),
+    ("embedding.cu", include_str!("../cuda/embedding.cu")),
+    ("embedding_grad.cu", include_str!("../cuda/embedding_grad.cu")),
     ("glu.cu", include_str!("../cuda/glu.cu")),
+    ("lse.cu", include_str!("../cuda/lse.cu")),
+    ("optimizer.cu", include_str!("../cuda/optimizer.cu")),
+    ("sum_squares.cu", include_str!("../cuda/sum_squares.cu")),
 ];
 
 /// An op for which there is no program.
