@@ -190,3 +190,16 @@ __device__ __forceinline__ float block_sum(float x) {
     block_sum(sums);
     return sums[0];
 }
+
+__device__ __forceinline__ f64 block_sum(f64 x) {
+    __shared__ f64 parts[32];
+#pragma unroll
+    for (int lane = 16; lane; lane /= 2) x += __shfl_xor_sync(~0u, x, lane);
+    // The sums of an earlier call have been read by all before they are overwritten.
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
+    __syncthreads();
+    f64 res = 0;
+    for (int i = 0; i < blockDim.x / 32; i++) res += parts[i];
+    return res;
+}

@@ -6,7 +6,7 @@
 //! write the file here that makes its [`Launch`], add an arm to [`lower`].
 
 mod add;
-mod attention;
+pub mod attention;
 mod clip_scale;
 mod copy;
 mod cross_entropy;
@@ -48,15 +48,25 @@ pub const HEADERS: &[(&str, &str)] = &[
 pub const SOURCES: &[(&str, &str)] = &[
     ("activation.cu", include_str!("../cuda/activation.cu")),
     ("add.cu", include_str!("../cuda/add.cu")),
+    ("attention.cu", include_str!("../cuda/attention.cu")),
     ("bias_add.cu", include_str!("../cuda/bias_add.cu")),
+    ("ce_loss.cu", include_str!("../cuda/ce_loss.cu")),
+    ("clip_scale.cu", include_str!("../cuda/clip_scale.cu")),
     ("copy.cu", include_str!("../cuda/copy.cu")),
+    ("cross_entropy.cu", include_str!("../cuda/cross_entropy.cu")),
+    ("dropout.cu", include_str!("../cuda/dropout.cu")),
     ("elementwise.cu", include_str!("../cuda/elementwise.cu")),
+    ("embedding.cu", include_str!("../cuda/embedding.cu")),
+    ("embedding_grad.cu", include_str!("../cuda/embedding_grad.cu")),
     ("fill.cu", include_str!("../cuda/fill.cu")),
     ("glu.cu", include_str!("../cuda/glu.cu")),
+    ("lse.cu", include_str!("../cuda/lse.cu")),
     ("norm.cu", include_str!("../cuda/norm.cu")),
     ("norm_grad.cu", include_str!("../cuda/norm_grad.cu")),
+    ("optimizer.cu", include_str!("../cuda/optimizer.cu")),
     ("rope.cu", include_str!("../cuda/rope.cu")),
     ("sum_leading.cu", include_str!("../cuda/sum_leading.cu")),
+    ("sum_squares.cu", include_str!("../cuda/sum_squares.cu")),
     ("transpose.cu", include_str!("../cuda/transpose.cu")),
 ];
 

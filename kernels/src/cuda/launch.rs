@@ -3,7 +3,9 @@
 use ir::DType;
 use smallvec::SmallVec;
 
-use crate::cuda::{Arg, Function, Launch, Operand, Pointer, Program, Work};
+use crate::cuda::{
+    Arg, Function, Launch, OpCall, Operand, Pointer, Program, Unsupported, Work,
+};
 
 /// Multiprocessors of an H200; on another GPU grids are merely a little uneven.
 pub(super) const N_SMS: u64 = 132;
@@ -90,4 +92,29 @@ fn fits_u32(n: u64) -> bool {
 /// A pointer that a kernel does not read.
 pub(super) fn null() -> Arg {
     Arg::I64(0)
+}
+
+/// A grid of exactly `n` blocks, of which there is at least one.
+pub(super) fn grid(call: &OpCall<'_>, n: u64) -> Result<[u32; 3], Unsupported> {
+    match i32::try_from(n) {
+        Ok(n) => Ok([n as u32, 1, 1]),
+        Err(_) => Err(Unsupported::new(call, format!("{n} blocks are more than a grid has"))),
+    }
+}
+
+/// Checks the element type of an operand.
+pub(super) fn need(call: &OpCall<'_>, index: usize, dtype: DType) -> Result<(), Unsupported> {
+    let found = call.args[index].dtype;
+    match found == dtype {
+        true => Ok(()),
+        false => {
+            let why = format!("operand {index} is {found}, and its kernel takes {dtype}");
+            Err(Unsupported::new(call, why))
+        }
+    }
+}
+
+/// The bits of an f64, for which there is no argument type of its own.
+pub(super) fn bits(x: f64) -> Arg {
+    Arg::I64(x.to_bits() as i64)
 }

@@ -6,9 +6,12 @@
 
 #![allow(unsafe_code)]
 
+pub mod cache;
 pub mod doctor;
 pub mod driver;
+pub mod gemm;
 pub mod graph;
+mod handles;
 pub mod library;
 pub mod module;
 pub mod nvrtc;
