@@ -18,7 +18,8 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
         return Err(Unsupported::new(call, "matrices of integers are not multiplied"));
     }
     let gemm = op.gemm(&a.shape, &b.shape);
-    let (c, bias) = addends(call);
+    let operands: Vec<usize> = (0..call.args.len()).collect();
+    let (c, bias) = op.addends(&operands);
     if gemm.k == 0 {
         return Ok(program(without_product(call, c, bias)));
     }
@@ -35,13 +36,6 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
         out_dtype: out.dtype,
     };
     Ok(Program { workspace: GEMM_WORKSPACE, ..program([Work::Gemm(res)]) })
-}
-
-/// Which operands are added to the product: a matrix like the result, and one for each of its rows.
-fn addends(call: &OpCall<'_>) -> (Option<usize>, Option<usize>) {
-    let find =
-        |vector: bool| (2..call.args.len()).find(|&it| (call.args[it].shape.len() == 1) == vector);
-    (find(false), find(true))
 }
 
 fn pointer(operand: usize) -> Pointer {

@@ -1,7 +1,7 @@
 //! Launches for `rms_norm`, `layer_norm` and their gradients.
 //!
 //! A row is held by the threads of a warp or a block; rows too long for that, or not made of whole
-//! vectors, are read several times. With one operand more than the norm needs, it is the residual.
+//! vectors, are read several times.
 
 use ir::Op;
 use ir::ops::Number;
@@ -15,11 +15,30 @@ use crate::cuda::{Arg, Function, OpCall, Operand, Pointer, Program, Unsupported}
 
 pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     match call.op {
-        Op::RmsNorm(it) => norm(call, false, it.eps, it.zero_centered),
-        Op::LayerNorm(it) => norm(call, true, it.eps, it.zero_centered),
-        Op::RmsNormGrad(it) => grad(call, false, it.zero_centered),
-        Op::LayerNormGrad(it) => grad(call, true, it.zero_centered),
+        Op::RmsNorm(it) => norm(call, Kind::rms(it.residual), it.eps, it.zero_centered),
+        Op::LayerNorm(it) => norm(call, Kind::layer(it.residual), it.eps, it.zero_centered),
+        Op::RmsNormGrad(it) => grad(call, Kind::rms(it.residual), it.zero_centered),
+        Op::LayerNormGrad(it) => grad(call, Kind::layer(it.residual), it.zero_centered),
         _ => Err(Unsupported::new(call, "it is not a norm")),
+    }
+}
+
+/// Which norm.
+#[derive(Debug, Clone, Copy)]
+struct Kind {
+    /// Subtracts the mean and adds a bias.
+    layer: bool,
+    /// Adds an operand to `x` first; its gradient adds one to `dx`.
+    residual: bool,
+}
+
+impl Kind {
+    fn rms(residual: bool) -> Kind {
+        Kind { layer: false, residual }
+    }
+
+    fn layer(residual: bool) -> Kind {
+        Kind { layer: true, residual }
     }
 }
 
@@ -58,7 +77,7 @@ impl RowShape {
         self.block() / self.threads
     }
 
-    fn defines(self, layer: bool, residual: bool) -> [String; 4] {
+    fn defines(self, Kind { layer, residual }: Kind) -> [String; 4] {
         [
             sized("LAYER", u64::from(layer)),
             sized("RESIDUAL", u64::from(residual)),
@@ -91,15 +110,15 @@ fn center(zero_centered: bool) -> Arg {
 }
 
 /// Operands `x w [b] [r]`, results `y [mean] rstd [sum]`.
-fn norm(call: &OpCall<'_>, layer: bool, eps: Number, zero: bool) -> Result<Program, Unsupported> {
+fn norm(call: &OpCall<'_>, kind: Kind, eps: Number, zero: bool) -> Result<Program, Unsupported> {
     let x = &call.args[0];
     let Some((n_rows, columns)) = size_of(call, x)? else { return Ok(nothing(call)) };
+    let Kind { layer, residual } = kind;
     let plain = if layer { 3 } else { 2 };
-    let residual = call.args.len() > plain;
     let shape = RowShape::new(x, columns, 4, 4);
     let bias = if layer { call.args[2].dtype } else { x.dtype };
     let mut defines = vec![typed("X", x.dtype), typed("W", call.args[1].dtype), typed("B", bias)];
-    defines.extend(shape.defines(layer, residual));
+    defines.extend(shape.defines(kind));
     let function = Function { source: "norm.cu", defines, entry: "normalize" };
     let args = vec![
         result(0),
@@ -120,15 +139,15 @@ fn norm(call: &OpCall<'_>, layer: bool, eps: Number, zero: bool) -> Result<Progr
 }
 
 /// Operands `dy x w [mean] rstd [dres]`, results `dx dw [db]`.
-fn grad(call: &OpCall<'_>, layer: bool, zero: bool) -> Result<Program, Unsupported> {
+fn grad(call: &OpCall<'_>, kind: Kind, zero: bool) -> Result<Program, Unsupported> {
     let x = &call.args[1];
     let Some((n_rows, columns)) = size_of(call, x)? else { return Ok(nothing(call)) };
+    let Kind { layer, residual } = kind;
     let plain = if layer { 5 } else { 4 };
-    let residual = call.args.len() > plain;
     let shape = RowShape::new(x, columns, 2, 4);
     let mut defines =
         vec![typed("X", x.dtype), typed("DY", call.args[0].dtype), typed("W", call.args[2].dtype)];
-    defines.extend(shape.defines(layer, residual));
+    defines.extend(shape.defines(kind));
     let function = Function { source: "norm_grad.cu", defines, entry: "normalize_grad" };
 
     // As many blocks as run at once: each leaves a row of sums that is to be added up.
