@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)]
 
+pub mod check;
 pub mod driver;
 pub mod graph;
 pub mod library;
