@@ -5,6 +5,7 @@
 //! in this process), [`mod@train`] (the training loop).
 
 pub mod backend;
+pub mod bench;
 pub mod bind;
 pub mod comm;
 pub mod data;
@@ -16,6 +17,7 @@ pub mod session;
 pub mod train;
 pub mod weights;
 
+pub use bench::{BenchOptions, BenchReport, bench};
 pub use data::{Batch, Data, TokenWidth};
 pub use error::RunError;
 pub use session::{RANKS_MAX, Session, SessionOptions, StepReport};

@@ -6,15 +6,20 @@
 
 #![allow(unsafe_code)]
 
+pub mod cache;
 pub mod check;
+pub mod doctor;
 pub mod driver;
+pub mod gemm;
 pub mod graph;
+mod handles;
 pub mod library;
 pub mod module;
 pub mod nvrtc;
 mod pending;
 pub mod program;
 pub mod staging;
+mod times;
 pub mod watch;
 
 use std::cell::RefCell;
@@ -30,13 +35,14 @@ use crate::backend::cuda::graph::Graph;
 use crate::backend::cuda::pending::Comms;
 use crate::backend::cuda::program::{Batch, Loader, Place, Prepared, batches};
 use crate::backend::cuda::staging::Staging;
+use crate::backend::cuda::times::Times;
 use crate::backend::cuda::watch::{Markers, Seen, Watch};
 use crate::bind::{
     At, BoundBuffer, BoundPlan, CollectiveCall, ComputeCall, CopyCall, coord_name, describe,
 };
 use crate::comm::control::Control;
 use crate::error::RunError;
-use crate::exec::{self, Backend};
+use crate::exec::{self, Backend, MemoryUse, Span};
 
 /// How long streams have to come to rest after communicators are aborted.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -62,20 +68,6 @@ impl CudaOptions {
     }
 }
 
-/// Device memory by use, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct MemoryUse {
-    /// Both arenas: exactly the plan's figure.
-    pub arenas: u64,
-    /// Scratch of all streams.
-    pub workspace: u64,
-    /// Tables of programs.
-    pub tables: u64,
-    /// What else is in use on the device: context, modules, libraries, communicators; and other
-    /// processes, if there are any.
-    pub other: u64,
-}
-
 /// See the [module docs](self). For the thread that made it.
 pub struct CudaBackend {
     // In this order they are dropped: graphs before the communicators that they use, and memory last.
@@ -90,7 +82,7 @@ pub struct CudaBackend {
     /// For forking and joining the streams of a graph.
     joints: Vec<CudaEvent>,
     streams: Vec<CudaStream>,
-    tables: DeviceMemory,
+    _tables: DeviceMemory,
     memory: Memory,
     bound: Arc<BoundPlan>,
     device: Device,
@@ -99,6 +91,8 @@ pub struct CudaBackend {
     /// What is marked, by section and instruction, for reports of failures.
     names: BTreeMap<(PlanSection, usize), String>,
     warnings: Vec<String>,
+    /// While times are kept.
+    times: Option<Times>,
     /// The section that was begun last.
     running: PlanSection,
     at: Option<At>,
@@ -165,27 +159,18 @@ impl CudaBackend {
             events: events(bound.events)?,
             joints: events(streams.len())?,
             streams,
-            tables,
+            _tables: tables,
             memory,
             device,
             control,
             options,
             names: names(plan),
             warnings: Vec::new(),
+            times: None,
             running: PlanSection::Prepare,
             at: None,
             bound,
         })
-    }
-
-    /// What it has taken of the device's memory.
-    pub fn memory(&self) -> Result<MemoryUse, RunError> {
-        let arenas = self.bound.arenas.iter().sum();
-        let workspace = self.memory.workspaces.iter().map(|it| it.1).sum();
-        let tables = self.tables.bytes;
-        let (free, total) = self.device.memory()?;
-        let known: u64 = arenas + workspace + tables;
-        Ok(MemoryUse { arenas, workspace, tables, other: (total - free).saturating_sub(known) })
     }
 
     fn stream(&self, stream: Stream) -> &CudaStream {
@@ -194,6 +179,26 @@ impl CudaBackend {
 
     fn address(&self, buffer: Buffer) -> u64 {
         self.memory.address(&self.bound.buffers[buffer])
+    }
+
+    /// Marks where an instruction starts, while times are kept.
+    fn start_span(&self, stream: Stream) -> Result<Option<CudaEvent>, RunError> {
+        self.times.as_ref().map(|_| times::mark(self.stream(stream))).transpose()
+    }
+
+    /// Marks where it ends.
+    fn end_span(
+        &mut self,
+        start: Option<CudaEvent>,
+        at: Option<At>,
+        stream: Stream,
+    ) -> Result<(), RunError> {
+        let Some(start) = start else { return Ok(()) };
+        let end = times::mark(self.stream(stream))?;
+        if let Some(times) = &mut self.times {
+            times.push(at, stream, [start, end]);
+        }
+        Ok(())
     }
 
     /// After each instruction: waits for it, if it is wanted so.
@@ -322,7 +327,7 @@ impl CudaBackend {
 
 impl Backend for CudaBackend {
     fn replay(&mut self, section: PlanSection) -> Result<bool, RunError> {
-        if !self.options.graphs || self.options.synchronous {
+        if !self.options.graphs || self.options.synchronous || self.times.is_some() {
             return Ok(false);
         }
         if let Recording::Ran = self.sections[section as usize].graph {
@@ -340,14 +345,19 @@ impl Backend for CudaBackend {
     fn begin(&mut self, section: PlanSection) -> Result<(), RunError> {
         self.running = section;
         self.markers.clear(self.streams.len());
+        if self.times.is_some() {
+            self.keep_times(true)?;
+        }
         Ok(())
     }
 
     fn compute(&mut self, call: &Arc<ComputeCall>, stream: Stream) -> Result<(), RunError> {
         self.at = Some(call.at);
+        let span = self.start_span(stream)?;
         if let Some(program) = &self.sections[call.at.section as usize].programs[call.at.index] {
             program.run(self.stream(stream))?;
         }
+        self.end_span(span, Some(call.at), stream)?;
         self.issued()
     }
 
@@ -356,17 +366,21 @@ impl Backend for CudaBackend {
         let number = stream.as_u32() as usize;
         self.markers.mark(call.at.index, number, &self.streams[number])?;
         let workspace = self.memory.workspaces[number];
+        let span = self.start_span(stream)?;
         if let Some(comms) = &self.comms {
             let address = |it: Buffer| self.address(it);
             comms.collective(call, &address, workspace, &self.streams[number])?;
         }
+        self.end_span(span, Some(call.at), stream)?;
         self.issued()
     }
 
     fn copy(&mut self, call: CopyCall, stream: Stream) -> Result<(), RunError> {
         self.at = Some(call.at);
         let bytes = self.bound.buffers[call.dst].bytes() as u64;
+        let span = self.start_span(stream)?;
         self.stream(stream).copy(self.address(call.src), self.address(call.dst), bytes)?;
+        self.end_span(span, Some(call.at), stream)?;
         self.issued()
     }
 
@@ -375,7 +389,9 @@ impl Backend for CudaBackend {
     }
 
     fn wait(&mut self, event: Event, stream: Stream) -> Result<(), RunError> {
-        self.stream(stream).wait(&self.events[event.as_u32() as usize])
+        let span = self.start_span(stream)?;
+        self.stream(stream).wait(&self.events[event.as_u32() as usize])?;
+        self.end_span(span, None, stream)
     }
 
     fn finish(&mut self) -> Result<(), RunError> {
@@ -405,6 +421,23 @@ impl Backend for CudaBackend {
 
     fn warnings(&mut self) -> Vec<String> {
         std::mem::take(&mut self.warnings)
+    }
+
+    fn keep_times(&mut self, keep: bool) -> Result<(), RunError> {
+        self.times = if keep { Some(Times::new(&self.streams[0])?) } else { None };
+        Ok(())
+    }
+
+    fn times(&mut self) -> Result<Vec<Span>, RunError> {
+        self.times.as_ref().map_or(Ok(Vec::new()), Times::spans)
+    }
+
+    fn memory(&self) -> Result<MemoryUse, RunError> {
+        let arenas = self.bound.arenas.iter().sum();
+        let workspace = self.memory.workspaces.iter().map(|it| it.1).sum();
+        let (free, total) = self.device.memory()?;
+        let other = (total - free).saturating_sub(arenas + workspace);
+        Ok(MemoryUse { arenas, workspace, other, other_declared: 0 })
     }
 }
 
