@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 pub mod cache;
+pub mod check;
 pub mod doctor;
 pub mod driver;
 pub mod gemm;
