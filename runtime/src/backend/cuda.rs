@@ -143,6 +143,7 @@ impl CudaBackend {
     ) -> Result<CudaBackend, RunError> {
         let lowered = lower(plan, &bound)?;
         let mut loader = Loader::new(device)?;
+        loader.tune(lowered.iter().flat_map(|it| &it.program.work), &*control)?;
         loader.load(lowered.iter().flat_map(|it| &it.program.work))?;
         let memory = Memory::new(&bound, &workspaces(plan, &lowered), comms.as_ref())?;
         let words = lowered.iter().map(|it| table_words(&it.program));
