@@ -45,7 +45,6 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("embedding.cu", include_str!("../cuda/embedding.cu")),
     ("embedding_grad.cu", include_str!("../cuda/embedding_grad.cu")),
     ("glu.cu", include_str!("../cuda/glu.cu")),
-    ("lse.cu", include_str!("../cuda/lse.cu")),
     ("optimizer.cu", include_str!("../cuda/optimizer.cu")),
     ("sum_squares.cu", include_str!("../cuda/sum_squares.cu")),
 ];
