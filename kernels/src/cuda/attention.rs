@@ -8,12 +8,10 @@ use ir::ops::Attention;
 use ir::{DType, Op};
 use smallvec::SmallVec;
 
-use crate::cuda::launch::{
-    BLOCK, arg, grid, launch, need, program, result, size, sized, typed,
-};
+use crate::cuda::launch::{BLOCK, arg, grid, launch, need, program, result, size, sized, typed};
 use crate::cuda::{
-    Arg, AttentionCall, AttentionShape, Function, OpCall, Operand, Pointer, Program,
-    Unsupported, Work,
+    Arg, AttentionCall, AttentionShape, Function, OpCall, Operand, Pointer, Program, Unsupported,
+    Work,
 };
 
 /// Rows and columns of a tile of scores; `TILE` of `attention.cu`.
@@ -126,10 +124,9 @@ fn backward(call: &OpCall<'_>, shape: &AttentionShape) -> Result<Program, Unsupp
         work.push(launch(function(shape, "attention_delta"), blocks, BLOCK, args));
     }
     let operands = [arg(0), arg(1), arg(2), arg(4), arg(5), delta];
-    for (entry, counted, results) in [
-        ("attention_grad_q", q_tiles, 0..1),
-        ("attention_grad_kv", kv_tiles, 1..3),
-    ] {
+    for (entry, counted, results) in
+        [("attention_grad_q", q_tiles, 0..1), ("attention_grad_kv", kv_tiles, 1..3)]
+    {
         let args = operands.into_iter().chain(results.map(result)).chain(sizes(shape)).collect();
         work.extend(tiles(call, shape, entry, counted, args)?);
     }

@@ -97,7 +97,8 @@ impl Attention {
         let shape = &self.call.shape;
         if shape.backward {
             // cuDNN's blocks add to it.
-            let elements = shape.batch as u64 * shape.heads as u64 * shape.s as u64 * shape.d as u64;
+            let elements =
+                shape.batch as u64 * shape.heads as u64 * shape.s as u64 * shape.d as u64;
             stream.fill(base + self.scratch.dq, 0, 4 * elements)?;
         }
         let pointers = self.pointers(addresses, base);
@@ -145,7 +146,10 @@ fn operand_numbers(backward: bool) -> Vec<i64> {
 ///
 /// `properties` is what cuDNN writes of that GPU: JSON with 23 keys. cuDNN opens libcuda for it; where
 /// there is none, it plans nothing.
-pub fn plan_ahead(properties: &str, shape: &AttentionShape) -> Result<Result<u64, Refusal>, RunError> {
+pub fn plan_ahead(
+    properties: &str,
+    shape: &AttentionShape,
+) -> Result<Result<u64, Refusal>, RunError> {
     plan_ahead_into(&Cache::of_user(), properties, shape)
 }
 
@@ -226,7 +230,8 @@ fn key(cudnn: &Cudnn, gpu: &str, shape: &AttentionShape) -> String {
 }
 
 fn key_text(version: &str, gpu: &str, shape: &AttentionShape) -> String {
-    let &AttentionShape { backward, dtype, batch, s, t, heads, kv_heads, d, causal, scale: _ } = shape;
+    let &AttentionShape { backward, dtype, batch, s, t, heads, kv_heads, d, causal, scale: _ } =
+        shape;
     let pass = if backward { "gradient" } else { "forward" };
     let mask = if causal { "causal" } else { "full" };
     // The first number changes with the graphs and their tensors' numbers. The scale is no part of a
@@ -252,7 +257,8 @@ impl Saved {
 
     /// FNV-1a of the key; the file has the key itself, so that two with one hash are told apart.
     fn file(key: &str) -> String {
-        let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        let mix =
+            |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
         let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
         format!("attention-{hash:016x}.json")
     }

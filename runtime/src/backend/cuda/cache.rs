@@ -52,7 +52,8 @@ pub(crate) mod tests {
 
     impl Temporary {
         pub(crate) fn new(test: &str) -> Temporary {
-            let folder = std::env::temp_dir().join(format!("planc-cache-{test}-{}", std::process::id()));
+            let folder =
+                std::env::temp_dir().join(format!("planc-cache-{test}-{}", std::process::id()));
             let _ = std::fs::remove_dir_all(&folder);
             Temporary(Cache::at(&folder), folder)
         }

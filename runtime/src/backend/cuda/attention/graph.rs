@@ -78,12 +78,7 @@ impl Failure {
     }
 }
 
-fn check(
-    cudnn: &Cudnn,
-    call: &'static str,
-    about: &str,
-    status: Status,
-) -> Result<(), Failure> {
+fn check(cudnn: &Cudnn, call: &'static str, about: &str, status: Status) -> Result<(), Failure> {
     if status == 0 {
         return Ok(());
     }
@@ -93,11 +88,8 @@ fn check(
     let said = text.split(|&it| it == 0).next().unwrap_or_default();
     // SAFETY: it returns a constant text, also for a number that it does not know.
     let name = unsafe { CStr::from_ptr((cudnn.cudnnGetErrorString)(status)) };
-    let status_text = format!(
-        "{about}: {} {}",
-        name.to_string_lossy(),
-        String::from_utf8_lossy(said).trim()
-    );
+    let status_text =
+        format!("{about}: {} {}", name.to_string_lossy(), String::from_utf8_lossy(said).trim());
     // Codes come in thousands: 2 for parameters, 3 for what is not supported, 4 and 5 for failures.
     let unsupported = matches!(status / 1000, 2 | 3);
     Err(Failure { call, unsupported, status: status_text.trim_end().to_string() })
@@ -459,11 +451,7 @@ impl Graph {
     }
 
     /// The same elements by other strides: cuDNN's way to transpose.
-    pub(super) fn reshape(
-        &mut self,
-        x: Tensor,
-        out: impl Into<Output>,
-    ) -> Result<Tensor, Failure> {
+    pub(super) fn reshape(&mut self, x: Tensor, out: impl Into<Output>) -> Result<Tensor, Failure> {
         let out = self.output(out)?;
         let it = Descriptor::new(self.cudnn, Kind::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR)?
             .part(Name::CUDNN_ATTR_OPERATION_RESHAPE_XDESC, &self.tensors[&x.0])?
@@ -539,8 +527,9 @@ impl Plan {
             match plan(cudnn, configuration, target) {
                 Err(failure) if failure.unsupported => refusals.push(failure.status),
                 Err(failure) => return Err(failure),
-                Ok((_, bytes)) if bytes > workspace_max => refusals
-                    .push(format!("{bytes} bytes of workspace, of which there are {workspace_max}")),
+                Ok((_, bytes)) if bytes > workspace_max => refusals.push(format!(
+                    "{bytes} bytes of workspace, of which there are {workspace_max}"
+                )),
                 Ok(plan) => {
                     found = Some(plan);
                     break;

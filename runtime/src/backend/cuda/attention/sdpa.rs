@@ -71,7 +71,8 @@ impl Layout {
     /// s, heads]`.
     pub(super) fn separate(shape: &AttentionShape) -> Layout {
         let [batch, heads, kv_heads, s, t, d] =
-            [shape.batch, shape.heads, shape.kv_heads, shape.s, shape.t, shape.d].map(|it| it as i64);
+            [shape.batch, shape.heads, shape.kv_heads, shape.s, shape.t, shape.d]
+                .map(|it| it as i64);
         let strides = |positions: i64, heads: i64| [positions * heads * d, d, heads * d, 1];
         let (q, k) = (strides(s, heads), strides(t, kv_heads));
         let lse = [s * heads, 1, heads, 1];
@@ -194,7 +195,6 @@ fn masked(g: &mut Graph, it: &Layout, scores: Tensor) -> Result<Tensor, Failure>
     let positions = it.scores(CUDNN_DATA_INT32);
     let key = g.index(3, scores, positions)?;
     let query = g.index(2, scores, positions)?;
-    let seen =
-        g.binary(CUDNN_POINTWISE_CMP_GE, query, key, it.scores(CUDNN_DATA_BOOLEAN))?;
+    let seen = g.binary(CUDNN_POINTWISE_CMP_GE, query, key, it.scores(CUDNN_DATA_BOOLEAN))?;
     g.select(seen, scores, nothing, it.scores(CUDNN_DATA_FLOAT))
 }

@@ -1,3 +1,5 @@
+//! Plans without a GPU, and what they are kept as.
+
 use ir::DType;
 
 use super::*;
