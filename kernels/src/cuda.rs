@@ -5,15 +5,25 @@
 //! compiles them when a plan is loaded. To add a kernel: write its `.cu`, list it in [`SOURCES`],
 //! write the file here that makes its [`Launch`], add an arm to [`lower`].
 
+mod add;
 pub mod attention;
 mod clip_scale;
+mod copy;
 mod cross_entropy;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod fill;
 mod launch;
+mod matmul;
+mod norm;
 mod optimizer;
+mod rope;
+mod sum_leading;
 mod sum_squares;
+#[cfg(test)]
+mod tests;
+mod transpose;
 
 use std::fmt;
 
@@ -31,22 +41,32 @@ pub const GEMM_WORKSPACE: u64 = 64 << 20;
 pub const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../cuda/activation.cuh")),
     ("common.cuh", include_str!("../cuda/common.cuh")),
+    ("norm.cuh", include_str!("../cuda/norm.cuh")),
 ];
 
 /// The sources of our kernels, with their text.
 pub const SOURCES: &[(&str, &str)] = &[
     ("activation.cu", include_str!("../cuda/activation.cu")),
+    ("add.cu", include_str!("../cuda/add.cu")),
     ("attention.cu", include_str!("../cuda/attention.cu")),
+    ("bias_add.cu", include_str!("../cuda/bias_add.cu")),
     ("ce_loss.cu", include_str!("../cuda/ce_loss.cu")),
     ("clip_scale.cu", include_str!("../cuda/clip_scale.cu")),
+    ("copy.cu", include_str!("../cuda/copy.cu")),
     ("cross_entropy.cu", include_str!("../cuda/cross_entropy.cu")),
     ("dropout.cu", include_str!("../cuda/dropout.cu")),
     ("elementwise.cu", include_str!("../cuda/elementwise.cu")),
     ("embedding.cu", include_str!("../cuda/embedding.cu")),
     ("embedding_grad.cu", include_str!("../cuda/embedding_grad.cu")),
+    ("fill.cu", include_str!("../cuda/fill.cu")),
     ("glu.cu", include_str!("../cuda/glu.cu")),
+    ("norm.cu", include_str!("../cuda/norm.cu")),
+    ("norm_grad.cu", include_str!("../cuda/norm_grad.cu")),
     ("optimizer.cu", include_str!("../cuda/optimizer.cu")),
+    ("rope.cu", include_str!("../cuda/rope.cu")),
+    ("sum_leading.cu", include_str!("../cuda/sum_leading.cu")),
     ("sum_squares.cu", include_str!("../cuda/sum_squares.cu")),
+    ("transpose.cu", include_str!("../cuda/transpose.cu")),
 ];
 
 /// An op for which there is no program.
@@ -83,22 +103,30 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         return Ok(Program::default());
     }
     match call.op {
-        Op::Activation(_) | Op::ActivationGrad(_) | Op::Cast(_) | Op::Div(_) => {
-            elementwise::lower(call)
-        }
-        Op::Glu(_) | Op::GluGrad(_) | Op::Mul(_) | Op::Scale(_) => elementwise::lower(call),
+        Op::Activation(_) | Op::ActivationGrad(_) => elementwise::lower(call),
         Op::AdamW(_) | Op::Adam(_) | Op::Sgd(_) => optimizer::lower(calls),
-        Op::SumSquares(_) => sum_squares::lower(calls),
+        Op::Add(_) | Op::BiasAdd(_) => add::lower(call),
         Op::Attention(_) | Op::AttentionGrad(_) => attention::lower(calls),
+        Op::Cast(_) | Op::Div(_) | Op::Mul(_) | Op::Scale(_) => elementwise::lower(call),
         Op::CeLoss(_) | Op::CeLossGrad(_) => cross_entropy::lower(calls),
         Op::CeMax(_) | Op::CeStats(_) | Op::CeStatsGrad(_) => cross_entropy::lower(calls),
         Op::ClipScale(_) => clip_scale::lower(calls),
+        Op::Concat(_) | Op::PadDim(_) | Op::SliceDim(_) => copy::lower(call),
         Op::Dropout(_) => dropout::lower(calls),
         Op::Embedding(_) | Op::EmbeddingGrad(_) => embedding::lower(calls),
+        Op::Fill(_) | Op::ZerosLike(_) => fill::lower(call),
+        Op::Glu(_) | Op::GluGrad(_) => elementwise::lower(call),
+        Op::LayerNorm(_) | Op::LayerNormGrad(_) => norm::lower(call),
+        Op::Matmul(_) => matmul::lower(call),
+        Op::MergeDims(_) | Op::SplitDim(_) => Ok(elementwise::copy(call)),
+        Op::RmsNorm(_) | Op::RmsNormGrad(_) => norm::lower(call),
+        Op::Rope(_) => rope::lower(call),
+        Op::SumLeading(_) => sum_leading::lower(call),
+        Op::SumSquares(_) => sum_squares::lower(calls),
+        Op::Transpose(_) => transpose::lower(call),
         Op::Collective(_) | Op::Reshard(_) => {
             Err(Unsupported::new(call, "data between ranks is moved by the communicator"))
         }
-        _ => Err(Unsupported::new(call, "it has none")),
     }
 }
 

@@ -626,4 +626,13 @@ pub const CODES: &[Code] = &[
         example: "A login node without GPUs.",
         fix: "Install what is missing, or run with `--device cpu`.",
     },
+    Code {
+        code: "PL0631",
+        title: "a GPU that computes something else",
+        text: "`planc doctor --check` ran every op on the GPU and found results that differ from the \
+               op's reference by more than rounding, elements that were not written, or writes beside \
+               a result.",
+        example: "A driver or a library with a bug, faulty memory, or a bug of planc.",
+        fix: "Report it with the lines that the command printed. Do not train on this machine.",
+    },
 ];

@@ -3,9 +3,7 @@
 use ir::DType;
 use smallvec::SmallVec;
 
-use crate::cuda::{
-    Arg, Function, Launch, OpCall, Operand, Pointer, Program, Unsupported, Work,
-};
+use crate::cuda::{Arg, Function, Launch, OpCall, Operand, Pointer, Program, Unsupported, Work};
 
 /// Multiprocessors of an H200; on another GPU grids are merely a little uneven.
 pub(super) const N_SMS: u64 = 132;
@@ -73,6 +71,25 @@ pub(super) fn launch(function: Function, grid: [u32; 3], block: u32, args: Vec<A
 /// A program without scratch and table.
 pub(super) fn program(work: impl IntoIterator<Item = Work>) -> Program {
     Program { work: SmallVec::from_iter(work), ..Program::default() }
+}
+
+/// The macro that says which type counts up to `n`, with room for a grid's last step.
+pub(super) fn index(n: u64) -> String {
+    (if fits_u32(n) { "INDEX=u32" } else { "INDEX=u64" }).to_string()
+}
+
+/// An argument of the type that [`index`] chose for `n`.
+pub(super) fn index_arg(n: u64, value: u64) -> Arg {
+    if fits_u32(n) { Arg::U32(value as u32) } else { Arg::I64(value as i64) }
+}
+
+fn fits_u32(n: u64) -> bool {
+    n < 1 << 31
+}
+
+/// A pointer that a kernel does not read.
+pub(super) fn null() -> Arg {
+    Arg::I64(0)
 }
 
 /// A grid of exactly `n` blocks, of which there is at least one.

@@ -8,6 +8,7 @@
 
 pub mod attention;
 pub mod cache;
+pub mod check;
 pub mod doctor;
 pub mod driver;
 pub mod gemm;

@@ -11,11 +11,10 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::{fs, ptr, thread};
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUmodule, cuModuleUnload};
-use kernels::cuda::Function;
+use kernels::cuda::{Function, HEADERS, SOURCES};
 
 use crate::backend::cuda::driver::{Device, cuda};
 use crate::backend::cuda::nvrtc::{Compiler, Source};
-use crate::backend::cuda::pending::{HEADERS, SOURCES};
 use crate::error::RunError;
 
 /// Dynamic shared memory that a function has without asking.

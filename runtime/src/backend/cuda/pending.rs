@@ -1,29 +1,11 @@
-//! What other branches bring: kernels, libraries and communicators.
+//! What other branches bring: libraries and communicators.
 
-use ir::ops::LocalBound;
 use ir::plan::Buffer;
-use kernels::cuda::{AttentionCall, GemmCall, OpCall, Pointer, Program};
+use kernels::cuda::{AttentionCall, GemmCall, Pointer};
 
 use crate::backend::cuda::driver::{CudaStream, Device, DeviceMemory};
 use crate::bind::CollectiveCall;
 use crate::error::RunError;
-
-pub const HEADERS: &[(&str, &str)] = &[];
-pub const SOURCES: &[(&str, &str)] = &[];
-
-pub struct Unsupported {
-    pub op: String,
-    pub why: String,
-}
-
-pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
-    let _: &[LocalBound] = calls[0].bounds;
-    Err(Unsupported { op: calls[0].op.to_text(), why: "pending".to_string() })
-}
-
-pub fn batchable(_: &OpCall<'_>, _: &OpCall<'_>) -> bool {
-    false
-}
 
 #[derive(Debug)]
 pub struct Gemm;

@@ -14,12 +14,13 @@ use ir::Op;
 use ir::plan::{Arena, Buffer, Stream};
 use kernels::cuda::{
     Arg, AttentionCall, Function, GemmCall, Launch, OpCall, Operand, Pointer, Program, Word, Work,
+    batchable, lower,
 };
 use smallvec::SmallVec;
 
 use crate::backend::cuda::driver::{CudaStream, Device, cuda};
 use crate::backend::cuda::module::{Kernel, Modules};
-use crate::backend::cuda::pending::{Attention, Gemm, batchable, lower};
+use crate::backend::cuda::pending::{Attention, Gemm};
 use crate::bind::{BoundInstruction, BoundPlan, ComputeCall};
 use crate::error::RunError;
 
