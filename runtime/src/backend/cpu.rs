@@ -308,8 +308,9 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn write(&mut self, buffer: Buffer, bytes: &[u8]) -> Result<(), RunError> {
-        self.memory.bytes_mut(&self.plan.buffers[buffer]).copy_from_slice(bytes);
+    fn write_at(&mut self, buffer: Buffer, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
+        let all = self.memory.bytes_mut(&self.plan.buffers[buffer]);
+        all[offset..offset + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
