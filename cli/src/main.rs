@@ -4,6 +4,7 @@
 //! (usage, from clap), 101 (our bug).
 
 mod compile;
+mod doctor;
 mod explain;
 mod input;
 mod inspect;
@@ -36,6 +37,7 @@ enum Command {
     Compile(compile::Args),
     Run(run::Args),
     Inspect(inspect::Args),
+    Doctor(doctor::Args),
     Explain(explain::Args),
 }
 
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Command::Compile(args) => compile::run(args, &cli.ui),
         Command::Run(args) => run::run(args, &cli.ui),
         Command::Inspect(args) => inspect::run(args, &cli.ui),
+        Command::Doctor(args) => doctor::run(args, &cli.ui),
         Command::Explain(args) => explain::run(args, &cli.ui),
     };
     match result {

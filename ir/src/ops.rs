@@ -5,6 +5,7 @@
 //! the tests that every op gets (`tests/ops.rs`): shapes, gradients against finite differences,
 //! and every legal sharding against the global reference.
 
+mod apply;
 mod factors;
 mod tensor;
 
@@ -16,6 +17,7 @@ use crate::graph::{Node, Value};
 use crate::types::{DType, Shape, TensorType};
 
 pub use activation::ActivationKind;
+pub use apply::{apply, bounds_of_whole, local_shape, run_reference};
 pub use collective::CollectiveKind;
 pub use factors::{Assignment, Conflict, Dims, Factor, Factors, Linear};
 pub use glu::GluKind;
@@ -245,7 +247,7 @@ pub trait OpDef: Sized + Into<Op> {
 
     /// Gradients of the operands, built from other ops, on global tensors.
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        Err(GradError::NotDifferentiable { name: cx.name().to_string(), op: self.clone_text(cx) })
+        Err(cx.not_differentiable())
     }
 
     /// Dimensions of which the reference must know where the shard starts and how long it is.
@@ -273,11 +275,6 @@ pub trait OpDef: Sized + Into<Op> {
 
     /// A few well-typed operand lists, for the tests that every op gets.
     fn samples() -> Vec<Sample>;
-
-    #[doc(hidden)]
-    fn clone_text(&self, cx: &GradCx<'_, '_>) -> String {
-        cx.builder.graph.nodes[cx.node].op.to_text()
-    }
 }
 
 /// Dimensions of which an op knows the bounds; see [`OpDef::bounds`].
@@ -357,6 +354,12 @@ impl GradCx<'_, '_> {
     /// Name of the node's first result.
     pub fn name(&self) -> &str {
         &self.builder.graph.values[self.results[0]].name
+    }
+
+    /// The error of an op that has no gradient.
+    pub fn not_differentiable(&self) -> GradError {
+        let op = self.builder.graph.nodes[self.node].op.to_text();
+        GradError::NotDifferentiable { name: self.name().to_string(), op }
     }
 
     /// Type of a value.
@@ -542,6 +545,16 @@ pub(crate) fn same_type(inputs: &[&TensorType], operand: usize) -> Result<(), Ty
     match found == inputs[0].dtype {
         true => Ok(()),
         false => Err(TypeError::DType { operand, found, expected: "that of operand 0" }),
+    }
+}
+
+/// Checks that operand `operand` has the type of operand `of`.
+pub(crate) fn type_of(inputs: &[&TensorType], operand: usize, of: usize) -> Result<(), TypeError> {
+    same_shape(inputs[of], inputs[operand])?;
+    let found = inputs[operand].dtype;
+    match found == inputs[of].dtype {
+        true => Ok(()),
+        false => Err(TypeError::DType { operand, found, expected: "that of `x`" }),
     }
 }
 

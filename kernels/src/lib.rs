@@ -9,6 +9,7 @@ mod matmul;
 use ir::Op;
 use ir::ops::{LocalCx, View, ViewMut};
 
+use matmul::add_f32;
 pub use matmul::matmul_f32;
 
 /// Runs an op on one rank's data, in f32; rounding to the result's dtype is the caller's.
@@ -22,6 +23,8 @@ pub fn run_f32(
         Op::Matmul(it) => {
             let gemm = it.gemm(inputs[0].shape, inputs[1].shape);
             matmul_f32(&gemm, inputs[0].data, inputs[1].data, results[0].data);
+            let (c, bias) = it.addends(inputs);
+            add_f32(gemm.n, results[0].data, c.map(|it| it.data), bias.map(|it| it.data));
         }
         // The reference is the definition of every op, and fast enough for most.
         _ => op.reference(inputs, results, cx),

@@ -59,8 +59,21 @@ fn span(sizes: [usize; 2], strides: [usize; 2]) -> usize {
     end.expect("a matrix in memory has fewer elements than usize::MAX")
 }
 
+/// Adds `c`, element by element, and `bias`, to each row of `n`.
+pub(crate) fn add_f32(n: usize, out: &mut [f32], c: Option<&[f32]>, bias: Option<&[f32]>) {
+    if let Some(c) = c {
+        out.iter_mut().zip(c).for_each(|(out, &c)| *out += c);
+    }
+    if let Some(bias) = bias {
+        for row in out.chunks_exact_mut(n.max(1)) {
+            row.iter_mut().zip(bias).for_each(|(out, &bias)| *out += bias);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use ir::Op;
     use ir::ops::{LocalCx, Matmul, OpDef, Tensor};
 
     use super::*;
@@ -104,6 +117,24 @@ mod tests {
         }
         check(fprop(), &[2, 3, 4, 6], &[8, 6]);
         check(wgrad(), &[2, 3, 6], &[2, 3, 5]);
+    }
+
+    #[test]
+    fn adds_what_the_reference_adds() {
+        for (m, n, k) in [(3, 5, 7), (1, 4, 0), (4, 1, 2)] {
+            for (accumulate, bias) in [(true, false), (false, true), (true, true)] {
+                let op = Matmul { transpose_b: true, accumulate, bias, ..Matmul::default() };
+                let mut inputs = vec![tensor(&[m, k], 1), tensor(&[n, k], 2)];
+                inputs.extend(accumulate.then(|| tensor(&[m, n], 3)));
+                inputs.extend(bias.then(|| tensor(&[n], 4)));
+                let inputs: Vec<_> = inputs.iter().map(Tensor::view).collect();
+                let (mut expect, cx) = (Tensor::zeros(&[m, n]), LocalCx { bounds: &[] });
+                op.reference(&inputs, &mut [expect.view_mut()], &cx);
+                let mut found = tensor(&[m, n], 5);
+                crate::run_f32(&Op::from(op.clone()), &inputs, &mut [found.view_mut()], &cx);
+                assert_eq!(found.data, expect.data, "{op:?} of {m} x {n} x {k}");
+            }
+        }
     }
 
     /// An empty shard contributes nothing, whatever the result held before.

@@ -7,6 +7,7 @@ pub mod autodiff;
 pub mod batch_collectives;
 pub mod cse;
 pub mod dce;
+pub mod fuse;
 pub mod insert_collectives;
 pub mod localize;
 pub mod plan_memory;
@@ -21,6 +22,7 @@ pub use autodiff::Autodiff;
 pub use batch_collectives::BatchCollectives;
 pub use cse::Cse;
 pub use dce::Dce;
+pub use fuse::Fuse;
 pub use insert_collectives::InsertCollectives;
 pub use localize::Localize;
 pub use pass::{Dump, Ir, Pass, PassError, PassManager};
@@ -39,6 +41,7 @@ pub const GRAPH_PASSES: &[&dyn Pass<Graph>] = &[
     &Cse,
     &Rematerialize,
     &Dce,
+    &Fuse,
     &BatchCollectives,
     &Localize,
 ];

@@ -181,12 +181,12 @@ fn step(builder: &mut Builder<'_>, index: usize, scalars: [Value; 3]) -> Result<
     let (op, suffixes): (Op, &[&str]) = match builder.graph.training.optimizer {
         Optimizer::AdamW { betas: (beta1, beta2), eps, weight_decay } => {
             let (beta1, beta2, eps) = (beta1.into(), beta2.into(), eps.into());
-            let op = AdamW { beta1, beta2, eps, weight_decay: decay(weight_decay) };
+            let op = AdamW { beta1, beta2, eps, weight_decay: decay(weight_decay), compute: None };
             (op.into(), &["exp_avg", "exp_avg_sq"])
         }
         Optimizer::Adam { betas: (beta1, beta2), eps, weight_decay } => {
             let (beta1, beta2, eps) = (beta1.into(), beta2.into(), eps.into());
-            let op = Adam { beta1, beta2, eps, weight_decay: decay(weight_decay) };
+            let op = Adam { beta1, beta2, eps, weight_decay: decay(weight_decay), compute: None };
             (op.into(), &["exp_avg", "exp_avg_sq"])
         }
         Optimizer::Sgd { momentum, weight_decay } => {

@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use ir::Phase;
+use ir::plan::PlanSection;
 
 /// See the [module docs](self).
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -195,6 +196,44 @@ pub enum RunError {
         op: String,
         /// What is not supported.
         why: String,
+    },
+    /// One of our kernels that NVRTC does not take.
+    #[error("NVRTC does not compile `{function}` for {arch}: {log}")]
+    Compile {
+        /// Its source and entry.
+        function: String,
+        /// The GPU's architecture.
+        arch: String,
+        /// What NVRTC says.
+        log: String,
+    },
+    /// No end of a section in sight.
+    #[error(
+        "nothing moved for {seconds} s while {} ran: {}; a rank is stuck or gone (its own message says \
+         why), or the work takes longer than the timeout (PLANC_TIMEOUT_S)",
+        section.name(), streams.join("; ")
+    )]
+    Stuck {
+        /// How long.
+        seconds: u64,
+        /// Of which section.
+        section: PlanSection,
+        /// How far each stream had come.
+        streams: Vec<String>,
+    },
+    /// The GPU gave up. It does not say which instruction it was.
+    #[error(
+        "the GPU stopped while {} ran: {status}; {}; run with PLANC_CUDA_SYNC=1 to have the instruction \
+         named",
+        section.name(), streams.join("; ")
+    )]
+    DeviceFault {
+        /// What the driver says.
+        status: String,
+        /// The section.
+        section: PlanSection,
+        /// How far each stream had come.
+        streams: Vec<String>,
     },
     /// What says which rank this process is, and does not say all of it.
     #[error(
@@ -491,6 +530,9 @@ impl RunError {
             RunError::Cuda { .. } => "PL0544",
             RunError::OutOfDeviceMemory { .. } => "PL0545",
             RunError::NoKernel { .. } => "PL0546",
+            RunError::Compile { .. } => "PL0550",
+            RunError::Stuck { .. } => "PL0551",
+            RunError::DeviceFault { .. } => "PL0552",
             RunError::LaunchMissing { .. } => "PL0560",
             RunError::LaunchValue { .. } => "PL0561",
             RunError::WorldSize { .. } => "PL0562",
@@ -535,6 +577,7 @@ impl RunError {
             | RunError::NotInteger { .. }
             | RunError::Unwritten { .. }
             | RunError::Padding { .. }
+            | RunError::Compile { .. }
             | RunError::Diverged { .. } => true,
             RunError::NotPlanned { .. }
             | RunError::TooManyRanks { .. }
@@ -549,6 +592,8 @@ impl RunError {
             | RunError::Cuda { .. }
             | RunError::OutOfDeviceMemory { .. }
             | RunError::NoKernel { .. }
+            | RunError::Stuck { .. }
+            | RunError::DeviceFault { .. }
             | RunError::LaunchMissing { .. }
             | RunError::LaunchValue { .. }
             | RunError::WorldSize { .. }

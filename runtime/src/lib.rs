@@ -5,6 +5,7 @@
 //! this process), [`session`] (those ranks at work), [`mod@train`] (the training loop).
 
 pub mod backend;
+pub mod bench;
 pub mod bind;
 pub mod comm;
 pub mod data;
@@ -18,6 +19,7 @@ pub mod session;
 pub mod train;
 pub mod weights;
 
+pub use bench::{BenchOptions, BenchReport, bench};
 pub use data::{Batch, Data, TokenWidth};
 pub use error::RunError;
 pub use launch::{Launch, LaunchFlags};

@@ -34,7 +34,7 @@ use crate::comm::control::{Control, positions_text};
 use crate::comm::local::World;
 use crate::data::Batch;
 use crate::error::RunError;
-use crate::exec::{self, Backend};
+use crate::exec::{self, Backend, MemoryUse, Span};
 use crate::launch::{Hosted, HostedRank};
 use crate::pieces::{fill, for_each_piece};
 use crate::weights::{Weights, halves, init_values};
@@ -328,6 +328,22 @@ impl Session {
             rank.write_floats(buffer, |start, out| out.copy_from_slice(at(start, out.len())))
         })?;
         Ok(())
+    }
+
+    /// From now on, whether every rank keeps the time of each instruction; see [`Backend::keep_times`].
+    pub fn keep_times(&self, keep: bool) -> Result<(), RunError> {
+        self.on_all(move |rank| rank.backend.keep_times(keep))?;
+        Ok(())
+    }
+
+    /// When each instruction of the section that ran last was at work, for each rank of this process.
+    pub fn times(&self) -> Result<Vec<Vec<Span>>, RunError> {
+        self.on_all(|rank| rank.backend.times())
+    }
+
+    /// What each rank of this process takes of its device's memory.
+    pub fn memory(&self) -> Result<Vec<MemoryUse>, RunError> {
+        self.on_all(|rank| rank.backend.memory())
     }
 
     fn persistent(&self, name: &str) -> Result<Buffer, RunError> {

@@ -432,6 +432,95 @@ pub const CODES: &[Code] = &[
         fix: "Remove one of them from the file, or do not tie them in the model.",
     },
     Code {
+        code: "PL0540",
+        title: "no NVIDIA driver",
+        text: "`--device cuda` was asked for and libcuda.so.1, which comes with the driver, was not \
+               found by the loader. Nothing else is looked for then.",
+        example: "Running on a laptop, or in a container without `--gpus all`.",
+        fix: "Install the driver, start the container with GPUs, or run with `--device cpu`. \
+              `planc doctor` shows what the machine has.",
+    },
+    Code {
+        code: "PL0541",
+        title: "a GPU that does not exist",
+        text: "A rank is to run on a GPU that this machine does not have: the mesh has more ranks \
+               than there are GPUs, or CUDA_VISIBLE_DEVICES hides some.",
+        example: "`--mesh 4` on a machine with 2 GPUs.",
+        fix: "Compile for a mesh of as many ranks as there are GPUs, or start more machines with \
+              torchrun or Slurm.",
+    },
+    Code {
+        code: "PL0542",
+        title: "a CUDA library is missing",
+        text: "cuBLASLt, cuDNN, NCCL and NVRTC are looked for in LD_LIBRARY_PATH, in NVIDIA's wheels \
+               of the active Python, in the CUDA toolkit and where the loader looks. The message says \
+               which one was looked for, and where.",
+        example: "A machine with a driver and no PyTorch.",
+        fix: "Install the wheel that the message names, activate the environment that has it, or add \
+              the library's folder to LD_LIBRARY_PATH.",
+    },
+    Code {
+        code: "PL0543",
+        title: "a CUDA library of another version",
+        text: "The library was found and lacks a function that is needed, so it is older or newer than \
+               what planc was written for.",
+        example: "cuDNN 8 in front of cuDNN 9 in LD_LIBRARY_PATH.",
+        fix: "Use the versions that `planc doctor` names as tested.",
+    },
+    Code {
+        code: "PL0544",
+        title: "a CUDA call failed",
+        text: "The driver or a library returned an error; the message has the call and the status. An \
+               asynchronous fault shows at a later call than the one that made it.",
+        example: "cuMemcpyDtoH failed: CUDA_ERROR_ILLEGAL_ADDRESS.",
+        fix: "Run again with PLANC_CUDA_SYNC=1, which waits after each instruction, so that the right \
+              one is named. Look for Xid lines in `dmesg`: hardware fails too.",
+    },
+    Code {
+        code: "PL0545",
+        title: "the GPU's memory is full",
+        text: "The arenas and workspaces of the plan are allocated once, at the start, and did not fit \
+               beside what the GPU already holds.",
+        example: "A plan of 90 GiB a rank on a GPU of 80 GiB, or another job on the same GPU.",
+        fix: "Use a larger mesh, a smaller batch, or `checkpoint` in the model; `planc compile` prints \
+              the memory of a rank. `nvidia-smi` shows who else uses the GPU.",
+    },
+    Code {
+        code: "PL0546",
+        title: "no kernel for an op",
+        text: "The CUDA backend has no kernel for this op with these element types or sizes.",
+        example: "A head dimension over 256.",
+        fix: "Change the model, or run with `--device cpu`, which runs every op.",
+    },
+    Code {
+        code: "PL0550",
+        title: "a kernel that does not compile",
+        text: "planc compiles its kernels with NVRTC when a plan is loaded. NVRTC does not take one of \
+               them for this GPU's architecture, which is a bug of planc, or an NVRTC of another version \
+               than it was made for.",
+        example: "A GPU older than what a kernel uses.",
+        fix: "Install the version of NVRTC that `planc doctor` names; else report it, with the log.",
+    },
+    Code {
+        code: "PL0551",
+        title: "a section that does not end",
+        text: "No stream of the GPU moved for as long as the timeout allows. Collectives wait for all \
+               ranks, so one that is stuck, gone or very late stops all; no library reports it. The report \
+               says which collective each stream had come to.",
+        example: "A process that was killed while the others wait for its gradients.",
+        fix: "Look at the other ranks' messages. If a single instruction really takes that long, set \
+              PLANC_TIMEOUT_S to more seconds.",
+    },
+    Code {
+        code: "PL0552",
+        title: "the GPU reported a fault",
+        text: "An instruction went wrong on the GPU, which reports it later and does not say which one it \
+               was. The process cannot use the GPU any more.",
+        example: "A kernel that reads beyond its operands; a GPU that fell off the bus.",
+        fix: "Run again with PLANC_CUDA_SYNC=1, which waits after each instruction, and report what it \
+              names.",
+    },
+    Code {
         code: "PL0560",
         title: "not all that says which rank this process is",
         text: "A process of a run with several needs its rank, how many there are, its number on this \
@@ -593,5 +682,13 @@ pub const CODES: &[Code] = &[
                what was written by hand.",
         example: "planc compile model.ron --mesh 8 -o model.ron.",
         fix: "Name another file: -o model.plan.",
+    },
+    Code {
+        code: "PL0630",
+        title: "this machine cannot run plans on a GPU",
+        text: "`planc doctor` found no GPU, no driver, or not all libraries. Its report says what is \
+               missing and how to get it.",
+        example: "A login node without GPUs.",
+        fix: "Install what is missing, or run with `--device cpu`.",
     },
 ];

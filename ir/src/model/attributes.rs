@@ -146,7 +146,8 @@ mod tests {
 
     #[test]
     fn attributes_are_those_of_the_struct() {
-        assert_eq!(attributes(OpKind::Matmul), ["transpose_a", "transpose_b", "out"]);
+        let matmul = ["transpose_a", "transpose_b", "out", "accumulate", "bias"];
+        assert_eq!(attributes(OpKind::Matmul), matmul);
         assert_eq!(attributes(OpKind::Scale), ["factor"]);
         assert_eq!(attributes(OpKind::ZerosLike), [""; 0]);
         for &kind in OpKind::ALL {

@@ -3,14 +3,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ops::adamw::{AdamStep, adam_sample, infer_adam};
+use crate::ops::adamw::{AdamStep, adam_factors, adam_sample, infer_adam};
 use crate::ops::{
     Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, View, ViewMut, is_default,
 };
-use crate::types::TensorType;
+use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: `p`, `m`, `v`, `g`, `scale`, `lr`, `step`; results: `p`,
-/// `m`, `v`.
+/// `m`, `v`, and `p` in the type `compute` if there is one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Adam {
     /// Decay rate of the first moment.
@@ -22,15 +22,18 @@ pub struct Adam {
     /// Decay, as a gradient.
     #[serde(default, skip_serializing_if = "is_default")]
     pub weight_decay: Number,
+    /// Also returns the new `p` in this type, for what computes with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute: Option<DType>,
 }
 
 impl OpDef for Adam {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        infer_adam(inputs)
+        infer_adam(inputs, self.compute)
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        Factors::new("*, *, *, *, , , -> *, *, *", inputs, results)
+        adam_factors(inputs, results)
     }
 
     fn reference<T: Real>(
@@ -41,13 +44,17 @@ impl OpDef for Adam {
     ) {
         let step = AdamStep::new([self.beta1, self.beta2, self.eps], inputs);
         let decay = T::from_f64(self.weight_decay.0);
-        let [p, m, v] = results else { unreachable!("three results") };
+        let (states, compute) = results.split_at_mut(3);
+        let [p, m, v] = states else { unreachable!("three results") };
         let (p0, m0, v0, g) = (inputs[0].data, inputs[1].data, inputs[2].data, inputs[3].data);
         for i in 0..p0.len() {
             let g = g[i] * step.scale + decay * p0[i];
             let fall;
             (m.data[i], v.data[i], fall) = step.next(m0[i], v0[i], g);
             p.data[i] = p0[i] - fall;
+        }
+        if let Some(compute) = compute.first_mut() {
+            compute.data.copy_from_slice(p.data);
         }
     }
 
@@ -61,7 +68,9 @@ impl OpDef for Adam {
             beta2: 0.95.into(),
             eps: 1e-8.into(),
             weight_decay: 0.1.into(),
+            compute: None,
         };
-        vec![adam_sample(op.clone(), &[4, 6]), adam_sample(op, &[5])]
+        let compute = Adam { compute: Some(DType::Bf16), ..op.clone() };
+        vec![adam_sample(op.clone(), &[4, 6]), adam_sample(op, &[5]), adam_sample(compute, &[4, 6])]
     }
 }

@@ -12,10 +12,10 @@ use crate::ops::{
     Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
     is_default, same_shape, scalar,
 };
-use crate::types::TensorType;
+use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: `p`, `m`, `v`, `g`, `scale`, `lr`, `step`; results: `p`,
-/// `m`, `v`.
+/// `m`, `v`, and `p` in the type `compute` if there is one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AdamW {
     /// Decay rate of the first moment.
@@ -27,10 +27,16 @@ pub struct AdamW {
     /// Decoupled decay.
     #[serde(default, skip_serializing_if = "is_default")]
     pub weight_decay: Number,
+    /// Also returns the new `p` in this type, for what computes with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute: Option<DType>,
 }
 
 /// Checks the operands of an Adam.
-pub(crate) fn infer_adam(inputs: &[&TensorType]) -> Result<Types, TypeError> {
+pub(crate) fn infer_adam(
+    inputs: &[&TensorType],
+    compute: Option<DType>,
+) -> Result<Types, TypeError> {
     arity(inputs, 7)?;
     for operand in &inputs[1..4] {
         same_shape(inputs[0], operand)?;
@@ -38,7 +44,17 @@ pub(crate) fn infer_adam(inputs: &[&TensorType]) -> Result<Types, TypeError> {
     for operand in 4..7 {
         scalar(inputs, operand)?;
     }
-    Ok(inputs[..3].iter().map(|&it| it.clone()).collect())
+    let compute = compute.map(|it| inputs[0].with_dtype(it));
+    Ok(inputs[..3].iter().map(|&it| it.clone()).chain(compute).collect())
+}
+
+/// [`OpDef::factors`] of an Adam.
+pub(crate) fn adam_factors(inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
+    let text = match results.len() {
+        3 => "*, *, *, *, , , -> *, *, *",
+        _ => "*, *, *, *, , , -> *, *, *, *",
+    };
+    Factors::new(text, inputs, results)
 }
 
 /// The numbers of one step of an Adam.
@@ -85,11 +101,11 @@ impl<T: Real> AdamStep<T> {
 
 impl OpDef for AdamW {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        infer_adam(inputs)
+        infer_adam(inputs, self.compute)
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        Factors::new("*, *, *, *, , , -> *, *, *", inputs, results)
+        adam_factors(inputs, results)
     }
 
     fn reference<T: Real>(
@@ -100,12 +116,16 @@ impl OpDef for AdamW {
     ) {
         let step = AdamStep::new([self.beta1, self.beta2, self.eps], inputs);
         let keep = T::from_f64(1.0 - inputs[5].data[0].to_f64() * self.weight_decay.0);
-        let [p, m, v] = results else { unreachable!("three results") };
+        let (states, compute) = results.split_at_mut(3);
+        let [p, m, v] = states else { unreachable!("three results") };
         let (p0, m0, v0, g) = (inputs[0].data, inputs[1].data, inputs[2].data, inputs[3].data);
         for i in 0..p0.len() {
             let fall;
             (m.data[i], v.data[i], fall) = step.next(m0[i], v0[i], g[i] * step.scale);
             p.data[i] = p0[i] * keep - fall;
+        }
+        if let Some(compute) = compute.first_mut() {
+            compute.data.copy_from_slice(p.data);
         }
     }
 
@@ -119,8 +139,10 @@ impl OpDef for AdamW {
             beta2: 0.95.into(),
             eps: 1e-8.into(),
             weight_decay: 0.1.into(),
+            compute: None,
         };
-        vec![adam_sample(op.clone(), &[4, 6]), adam_sample(op, &[5])]
+        let compute = AdamW { compute: Some(DType::Bf16), ..op.clone() };
+        vec![adam_sample(op.clone(), &[4, 6]), adam_sample(op, &[5]), adam_sample(compute, &[4, 6])]
     }
 }
 

@@ -33,6 +33,8 @@ pub struct Factors {
     pub reduce: SmallVec<[ReduceOp; 2]>,
     /// Whether partial sums may pass through.
     pub linear: Linear,
+    /// Operands that are added to result 0 as they are: where it is a partial sum, so are they.
+    pub addends: SmallVec<[u8; 2]>,
 }
 
 /// A dimension of the op's iteration space.
@@ -117,7 +119,7 @@ pub enum Conflict {
         /// Which dimension.
         dim: usize,
     },
-    /// A partial value meets an op that needs the whole sum.
+    /// A partial value meets an op that needs the whole sum, or the other way round.
     #[error("operand {operand} is a partial value, which this op cannot take as it is")]
     Partial {
         /// Which operand.
@@ -149,6 +151,7 @@ impl Factors {
             results: SmallVec::new(),
             reduce: smallvec![ReduceOp::Sum; results.len()],
             linear: Linear::No,
+            addends: SmallVec::new(),
         };
         for (spec, ty) in lhs.split(',').zip(inputs) {
             let dims = res.read(spec, sizes, ty);
@@ -268,6 +271,12 @@ impl Factors {
         self
     }
 
+    /// Operands from `first` on are added to result 0.
+    pub(crate) fn add_from(mut self, first: usize) -> Factors {
+        self.addends = (first..self.inputs.len()).map(|it| it as u8).collect();
+        self
+    }
+
     /// Dimensions of which the op knows bounds must be contiguous.
     pub(crate) fn contiguous(mut self, bounds: &[BoundAt]) -> Factors {
         for bound in bounds {
@@ -378,26 +387,40 @@ impl Factors {
     /// The sharding that operand `index` must have under `assignment`.
     pub fn input(&self, index: usize, assignment: &Assignment, mesh: &Mesh) -> Option<Sharding> {
         let mut res = self.sharding(&self.inputs[index], assignment, mesh)?;
-        if !assignment.partial.is_empty() {
-            res.partial = Some((ReduceOp::Sum, assignment.partial));
+        let partial = match self.is_addend(index) {
+            true => self.reduced(0, assignment),
+            false => assignment.partial,
+        };
+        if !partial.is_empty() {
+            res.partial = Some((ReduceOp::Sum, partial));
         }
         Some(res)
     }
 
     /// The sharding that result `index` has under `assignment`.
     pub fn result(&self, index: usize, assignment: &Assignment, mesh: &Mesh) -> Option<Sharding> {
-        let dims = &self.results[index];
-        let mut res = self.sharding(dims, assignment, mesh)?;
-        let mut reduced = assignment.partial;
-        for (i, layout) in assignment.layouts.iter().enumerate() {
-            if !layout.is_whole() && !dims.iter().flatten().any(|&it| it as usize == i) {
-                reduced = reduced.union(layout.axes().collect());
-            }
-        }
+        let mut res = self.sharding(&self.results[index], assignment, mesh)?;
+        let reduced = self.reduced(index, assignment);
         if !reduced.is_empty() {
             res.partial = Some((self.reduce[index], reduced));
         }
         Some(res)
+    }
+
+    /// Axes over which result `index` is partial.
+    fn reduced(&self, index: usize, assignment: &Assignment) -> AxisSet {
+        let dims = &self.results[index];
+        let mut res = assignment.partial;
+        for (i, layout) in assignment.layouts.iter().enumerate() {
+            if !layout.is_whole() && !dims.iter().flatten().any(|&it| it as usize == i) {
+                res = res.union(layout.axes().collect());
+            }
+        }
+        res
+    }
+
+    fn is_addend(&self, operand: usize) -> bool {
+        self.addends.iter().any(|&it| it as usize == operand)
     }
 
     /// The assignment under which operands sharded like `inputs` meet, or why there is none. What
@@ -420,9 +443,19 @@ impl Factors {
             if let Some(conflict) = conflict {
                 return Err(conflict);
             }
-            res.partial = self.partial(operand, sharding, res.partial)?;
+            if !self.is_addend(operand) {
+                res.partial = self.partial(operand, sharding, res.partial)?;
+            }
         }
         self.check(&res, mesh)?;
+        let reduced = self.reduced(0, &res);
+        for &operand in &self.addends {
+            let sharding = inputs[operand as usize];
+            let sum = matches!(sharding.partial, None | Some((ReduceOp::Sum, _)));
+            if !sum || sharding.partial_axes() != reduced {
+                return Err(Conflict::Partial { operand: operand as usize });
+            }
+        }
         Ok(res)
     }
 

@@ -4,18 +4,22 @@
 //! mean[*] = mean(x[* d])        rstd[*] = 1 / sqrt(mean((x - mean)^2) + eps)
 //! y = (x - mean) * rstd * w + b, or * (1 + w) if zero-centred
 //! ```
+//!
+//! With `residual`, `x` is the sum of two operands, which is a result as well.
 
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
+use crate::ops::rms_norm::added;
 use crate::ops::{
     Factors, GradCx, GradError, Grads, LayerNormGrad, LocalCx, Number, OpDef, Real, Sample,
     TypeError, Types, View, ViewMut, arity, floats, is_default, leading, ndim, ndim_at_least,
-    same_size,
+    same_size, same_type,
 };
 use crate::types::{DType, TensorType};
 
-/// See the [module docs](self). Operands: `x`, `w`, `b`; results: `y`, `mean`, `rstd` (f32).
+/// See the [module docs](self). Operands: `x`, `w`, `b`; results: `y`, `mean`, `rstd` (f32). With a
+/// residual there is one more operand, `r`, and one more result, `x + r`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LayerNorm {
     /// Added to the variance.
@@ -23,11 +27,14 @@ pub struct LayerNorm {
     /// The weight is stored minus one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub zero_centered: bool,
+    /// Normalizes `x + r`, and returns that sum too.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub residual: bool,
 }
 
 impl OpDef for LayerNorm {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        arity(inputs, 3)?;
+        arity(inputs, 3 + usize::from(self.residual))?;
         let x = inputs[0];
         floats(inputs, 0)?;
         if !(self.eps.0 >= 0.0 && self.eps.0.is_finite()) {
@@ -39,12 +46,20 @@ impl OpDef for LayerNorm {
         same_size("features and weights", x.shape[x.ndim() - 1], inputs[1].shape[0])?;
         same_size("features and biases", x.shape[x.ndim() - 1], inputs[2].shape[0])?;
         let per_row = TensorType { dtype: DType::F32, shape: leading(&x.shape) };
+        if self.residual {
+            same_type(inputs, 3)?;
+            return Ok(smallvec![x.clone(), per_row.clone(), per_row, x.clone()]);
+        }
         Ok(smallvec![x.clone(), per_row.clone(), per_row])
     }
 
     /// A padded row would become the bias.
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        Factors::new("* d, d, d -> * d, *, *", inputs, results).whole("d").even("*")
+        let text = match self.residual {
+            true => "* d, d, d, * d -> * d, *, *, * d",
+            false => "* d, d, d -> * d, *, *",
+        };
+        Factors::new(text, inputs, results).whole("d").even("*")
     }
 
     fn reference<T: Real>(
@@ -53,12 +68,14 @@ impl OpDef for LayerNorm {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
-        let [x, w, b] = inputs else { unreachable!("three operands") };
-        let [y, mean, rstd] = results else { unreachable!("three results") };
+        let (x, w, b) = (inputs[0], inputs[1], inputs[2]);
+        let (own, sum) = results.split_at_mut(3);
+        let [y, mean, rstd] = own else { unreachable!("three results") };
         let n = x.last().max(1);
         let center = if self.zero_centered { T::one() } else { T::zero() };
         let stats = mean.data.iter_mut().zip(rstd.data.iter_mut());
-        let rows = y.data.chunks_exact_mut(n).zip(x.data.chunks_exact(n));
+        let x = added(x, inputs.get(3), sum.first_mut());
+        let rows = y.data.chunks_exact_mut(n).zip(x.chunks_exact(n));
         for ((y, x), (mean, rstd)) in rows.zip(stats) {
             let average = x.iter().map(|&it| it.to_f64()).sum::<f64>() / n as f64;
             let squares: f64 = x.iter().map(|&it| (it.to_f64() - average).powi(2)).sum();
@@ -71,17 +88,22 @@ impl OpDef for LayerNorm {
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
+        if self.residual {
+            return Err(cx.not_differentiable());
+        }
         let (dy, x, w) = (cx.only(0)?, cx.inputs[0], cx.inputs[1]);
         let (mean, rstd) = (cx.results[1], cx.results[2]);
-        let op = LayerNormGrad { zero_centered: self.zero_centered, out: None };
+        let op = LayerNormGrad { zero_centered: self.zero_centered, ..LayerNormGrad::default() };
         let res = cx.ops(&[0, 1, 2], op, &[dy, x, w, mean, rstd])?;
         Ok(res.into_iter().map(Some).collect())
     }
 
     fn samples() -> Vec<Sample> {
-        let op = LayerNorm { eps: 1e-5.into(), zero_centered: false };
+        let op = LayerNorm { eps: 1e-5.into(), zero_centered: false, residual: false };
         let centered = LayerNorm { zero_centered: true, ..op.clone() };
+        let residual = LayerNorm { residual: true, ..op.clone() };
         vec![
+            Sample::floats(residual, &[&[2, 4, 6], &[6], &[6], &[2, 4, 6]]),
             Sample::floats(op, &[&[2, 4, 6], &[6], &[6]]),
             Sample::floats(centered, &[&[4, 5], &[5], &[5]]),
         ]

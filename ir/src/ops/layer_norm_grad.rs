@@ -4,17 +4,21 @@
 //! n = (x - mean) * rstd      dn = dy * w      dx = rstd * (dn - mean(dn) - n * mean(dn * n))
 //! dw = sum(dy * n)           db = sum(dy)
 //! ```
+//!
+//! With `residual`, `dx` is added to an operand: the gradient that goes around the norm.
 
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
+use crate::ops::rms_norm_grad::add_to;
 use crate::ops::{
     Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
-    is_default, ndim, ndim_at_least, per_row, same_shape, same_size,
+    is_default, ndim, ndim_at_least, per_row, same_shape, same_size, type_of,
 };
 use crate::types::{DType, TensorType};
 
-/// See the [module docs](self). Operands: `dy`, `x`, `w`, `mean`, `rstd`; results: `dx`, `dw`, `db`.
+/// See the [module docs](self). Operands: `dy`, `x`, `w`, `mean`, `rstd`, and `dres` if there is a
+/// residual; results: `dx`, `dw`, `db`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LayerNormGrad {
@@ -24,11 +28,14 @@ pub struct LayerNormGrad {
     /// Element type of `dw` and `db`; that of the weight if absent. Sums are in f32 in any case.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub out: Option<DType>,
+    /// Adds a gradient that `x` gets elsewhere to `dx`, possibly in place.
+    #[serde(skip_serializing_if = "is_default")]
+    pub residual: bool,
 }
 
 impl OpDef for LayerNormGrad {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        arity(inputs, 5)?;
+        arity(inputs, 5 + usize::from(self.residual))?;
         let (x, w) = (inputs[1], inputs[2]);
         ndim_at_least(inputs, 1, 1, "at least 1 dim")?;
         same_shape(inputs[0], x)?;
@@ -36,12 +43,19 @@ impl OpDef for LayerNormGrad {
         same_size("features and weights", x.shape[x.ndim() - 1], w.shape[0])?;
         per_row(x, inputs[3])?;
         per_row(x, inputs[4])?;
+        if self.residual {
+            type_of(inputs, 5, 1)?;
+        }
         let dw = w.with_dtype(self.out.unwrap_or(w.dtype));
         Ok(smallvec![x.clone(), dw.clone(), dw])
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        Factors::new("* d, * d, d, *, * -> * d, d, d", inputs, results).whole("d")
+        let text = match self.residual {
+            true => "* d, * d, d, *, *, * d -> * d, d, d",
+            false => "* d, * d, d, *, * -> * d, d, d",
+        };
+        Factors::new(text, inputs, results).whole("d")
     }
 
     fn reference<T: Real>(
@@ -50,7 +64,8 @@ impl OpDef for LayerNormGrad {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
-        let [dy, x, w, mean, rstd] = inputs else { unreachable!("five operands") };
+        let (own, around) = inputs.split_at(5);
+        let [dy, x, w, mean, rstd] = own else { unreachable!("five operands") };
         let [dx, dw, db] = results else { unreachable!("three results") };
         let n = x.last().max(1);
         let center = if self.zero_centered { T::one() } else { T::zero() };
@@ -74,13 +89,21 @@ impl OpDef for LayerNormGrad {
                 db.data[j] += dy[j];
             }
         }
+        add_to(dx.data, around.first());
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        if self.residual { &[(0, 5)] } else { &[] }
     }
 
     fn samples() -> Vec<Sample> {
         let op = LayerNormGrad::default();
         let centered = LayerNormGrad { zero_centered: true, ..op.clone() };
         let shapes: [&[u64]; 5] = [&[2, 4, 6], &[2, 4, 6], &[6], &[2, 4], &[2, 4]];
+        let residual = LayerNormGrad { residual: true, ..op.clone() };
+        let around: Vec<&[u64]> = shapes.iter().copied().chain([shapes[0]]).collect();
         vec![
+            Sample::floats(residual, &around).fill(4, Values::Positive),
             Sample::floats(op, &shapes).fill(4, Values::Positive),
             Sample::floats(centered, &[&[4, 5], &[4, 5], &[5], &[4], &[4]])
                 .fill(4, Values::Positive),

@@ -5,17 +5,22 @@
 //! dgrad                  dy[* n] w[n k]  -> dx[* k]
 //! wgrad   transpose_a    dy[* n] x[* k]  -> dw[n k]     contracts all leading dimensions
 //! ```
+//!
+//! With `accumulate` and `bias` the result is `a b + c + bias`, summed in f32 and rounded once:
+//! what a GEMM does on the way out, and what `fuse` makes of sums.
 
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
     Cast, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample, TypeError, Types, View,
-    ViewMut, arity, is_default, leading, same_size,
+    ViewMut, arity, is_default, leading, ndim, same_shape, same_size,
 };
 use crate::types::{DType, TensorType};
 
-/// See the [module docs](self). At most one operand is transposed.
+/// See the [module docs](self). Operands: `a`, `b`, then `c` of the result's type if it accumulates,
+/// then `bias` (one number for each column of the result, of its element type) if there is one. At
+/// most one operand is transposed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Matmul {
@@ -28,45 +33,56 @@ pub struct Matmul {
     /// Element type of the result; that of the operands if absent. Sums are in f32 in any case.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub out: Option<DType>,
+    /// Adds to an operand of the result's type, possibly in place.
+    #[serde(skip_serializing_if = "is_default")]
+    pub accumulate: bool,
+    /// Adds a vector to every row of the result.
+    #[serde(skip_serializing_if = "is_default")]
+    pub bias: bool,
 }
 
 impl OpDef for Matmul {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        arity(inputs, 2)?;
-        let (a, b) = (inputs[0], inputs[1]);
-        if a.ndim() < 2 {
-            return Err(TypeError::Ndim { operand: 0, found: a.clone(), expected: "at least 2 dims" });
-        }
-        if b.dtype != a.dtype {
-            let expected = "that of operand 0";
-            return Err(TypeError::DType { operand: 1, found: b.dtype, expected });
-        }
-        let dtype = self.out.unwrap_or(a.dtype);
-        if self.transpose_a {
-            same_size("numbers of dims", a.ndim() as u64, b.ndim() as u64)?;
-            for (&left, &right) in leading(&a.shape).iter().zip(&b.shape) {
-                same_size("contracted sizes", left, right)?;
+        arity(inputs, 2 + usize::from(self.accumulate) + usize::from(self.bias))?;
+        let res = self.product(inputs[0], inputs[1])?;
+        for operand in 2..inputs.len() {
+            let (found, bias) = (inputs[operand], self.bias && operand == inputs.len() - 1);
+            match bias {
+                true => {
+                    ndim(inputs, operand, 1, "1 dim")?;
+                    same_size("columns and biases", res.shape[res.ndim() - 1], found.shape[0])?;
+                }
+                false => same_shape(&res, found)?,
             }
-            let last = |it: &TensorType| it.shape[it.ndim() - 1];
-            return Ok(smallvec![TensorType::new(dtype, &[last(a), last(b)])]);
+            if found.dtype != res.dtype {
+                let expected = "that of the result";
+                return Err(TypeError::DType { operand, found: found.dtype, expected });
+            }
         }
-        if b.ndim() != 2 {
-            return Err(TypeError::Ndim { operand: 1, found: b.clone(), expected: "2 dims" });
-        }
-        let (k, n) = if self.transpose_b { (b.shape[1], b.shape[0]) } else { (b.shape[0], b.shape[1]) };
-        same_size("contracted sizes", a.shape[a.ndim() - 1], k)?;
-        let mut shape = leading(&a.shape);
-        shape.push(n);
-        Ok(smallvec![TensorType { dtype, shape }])
+        Ok(smallvec![res])
     }
 
+    /// `c` and the bias are added to the sum, so they are partial where it is. A padded row would
+    /// become the bias.
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        let text = match (self.transpose_a, self.transpose_b) {
-            (true, _) => "* n, * k -> n k",
-            (false, true) => "* k, n k -> * n",
-            (false, false) => "* k, k n -> * n",
+        let (product, res, columns) = match (self.transpose_a, self.transpose_b) {
+            (true, _) => ("* n, * k", "n k", "k"),
+            (false, true) => ("* k, n k", "* n", "n"),
+            (false, false) => ("* k, k n", "* n", "n"),
         };
-        Factors::new(text, inputs, results)
+        let mut text = product.to_string();
+        if self.accumulate {
+            text = format!("{text}, {res}");
+        }
+        if self.bias {
+            text = format!("{text}, {columns}");
+        }
+        let factors = Factors::new(&format!("{text} -> {res}"), inputs, results).add_from(2);
+        match (self.bias, self.transpose_a) {
+            (true, true) => factors.even("n"),
+            (true, false) => factors.even("*"),
+            (false, _) => factors,
+        }
     }
 
     fn reference<T: Real>(
@@ -77,20 +93,27 @@ impl OpDef for Matmul {
     ) {
         let (a, b) = (inputs[0], inputs[1]);
         let gemm = self.gemm(a.shape, b.shape);
+        let (c, bias) = self.addends(inputs);
         let out = &mut results[0].data;
         for i in 0..gemm.m {
             for j in 0..gemm.n {
-                out[i * gemm.n + j] = (0..gemm.k)
+                let product: T = (0..gemm.k)
                     .map(|p| {
                         let x = a.data[i * gemm.a_strides[0] + p * gemm.a_strides[1]];
                         x * b.data[p * gemm.b_strides[0] + j * gemm.b_strides[1]]
                     })
                     .sum();
+                let c = c.map_or(T::zero(), |it| it.data[i * gemm.n + j]);
+                let bias = bias.map_or(T::zero(), |it| it.data[j]);
+                out[i * gemm.n + j] = product + c + bias;
             }
         }
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
+        if self.accumulate || self.bias {
+            return Err(cx.not_differentiable());
+        }
         let (x, w, mut dy) = (cx.inputs[0], cx.inputs[1], cx.grad(0));
         // A GEMM has operands of one type, also where its result is wider.
         let to = cx.ty(x).dtype;
@@ -124,11 +147,23 @@ impl OpDef for Matmul {
     fn samples() -> Vec<Sample> {
         let fprop = Matmul { transpose_b: true, ..Matmul::default() };
         let wgrad = Matmul { transpose_a: true, ..Matmul::default() };
+        let added = |op: &Matmul| Matmul { accumulate: true, ..op.clone() };
+        let both = Matmul { bias: true, ..added(&fprop) };
+        let biased = Matmul { bias: true, ..Matmul::default() };
         vec![
+            Sample::floats(added(&fprop), &[&[2, 4, 6], &[8, 6], &[2, 4, 8]]),
+            Sample::floats(added(&wgrad), &[&[2, 4, 6], &[2, 4, 3], &[6, 3]]),
+            Sample::floats(added(&Matmul::default()), &[&[4, 6], &[6, 5], &[4, 5]]),
+            Sample::floats(both, &[&[2, 4, 6], &[8, 6], &[2, 4, 8], &[8]]),
+            Sample::floats(biased, &[&[4, 6], &[6, 5], &[5]]),
             Sample::floats(fprop, &[&[2, 4, 6], &[8, 6]]),
             Sample::floats(Matmul::default(), &[&[4, 6], &[6, 5]]),
             Sample::floats(wgrad, &[&[2, 4, 6], &[2, 4, 3]]),
         ]
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        if self.accumulate { &[(0, 2)] } else { &[] }
     }
 }
 
@@ -148,6 +183,40 @@ pub struct Gemm {
 }
 
 impl Matmul {
+    /// Type of the product, or why there is none.
+    fn product(&self, a: &TensorType, b: &TensorType) -> Result<TensorType, TypeError> {
+        if a.ndim() < 2 {
+            return Err(TypeError::Ndim { operand: 0, found: a.clone(), expected: "at least 2 dims" });
+        }
+        if b.dtype != a.dtype {
+            let expected = "that of operand 0";
+            return Err(TypeError::DType { operand: 1, found: b.dtype, expected });
+        }
+        let dtype = self.out.unwrap_or(a.dtype);
+        if self.transpose_a {
+            same_size("numbers of dims", a.ndim() as u64, b.ndim() as u64)?;
+            for (&left, &right) in leading(&a.shape).iter().zip(&b.shape) {
+                same_size("contracted sizes", left, right)?;
+            }
+            let last = |it: &TensorType| it.shape[it.ndim() - 1];
+            return Ok(TensorType::new(dtype, &[last(a), last(b)]));
+        }
+        if b.ndim() != 2 {
+            return Err(TypeError::Ndim { operand: 1, found: b.clone(), expected: "2 dims" });
+        }
+        let (k, n) = if self.transpose_b { (b.shape[1], b.shape[0]) } else { (b.shape[0], b.shape[1]) };
+        same_size("contracted sizes", a.shape[a.ndim() - 1], k)?;
+        let mut shape = leading(&a.shape);
+        shape.push(n);
+        Ok(TensorType { dtype, shape })
+    }
+
+    /// The operands that are added to the product.
+    pub fn addends<T: Copy>(&self, operands: &[T]) -> (Option<T>, Option<T>) {
+        let c = self.accumulate.then(|| operands[2]);
+        (c, self.bias.then(|| operands[2 + usize::from(self.accumulate)]))
+    }
+
     /// The GEMM on operands of these local shapes.
     pub fn gemm(&self, a: &[usize], b: &[usize]) -> Gemm {
         let (a_last, b_last) = (a[a.len() - 1], b[b.len() - 1]);

@@ -3,6 +3,9 @@
 //! ```text
 //! rstd[*] = 1 / sqrt(mean(x[* d]^2) + eps)        y = x * rstd * w, or * (1 + w) if zero-centred
 //! ```
+//!
+//! With `residual`, `x` is the sum of two operands, which is a result as well: the residual addition
+//! in front of a norm, without a pass of its own.
 
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
@@ -10,10 +13,12 @@ use smallvec::smallvec;
 use crate::ops::{
     Factors, GradCx, GradError, Grads, LocalCx, Number, OpDef, Real, RmsNormGrad, Sample, TypeError,
     Types, View, ViewMut, arity, floats, is_default, leading, ndim, ndim_at_least, same_size,
+    same_type,
 };
 use crate::types::{DType, TensorType};
 
-/// See the [module docs](self). Operands: `x`, `w`; results: `y`, `rstd` (f32).
+/// See the [module docs](self). Operands: `x`, `w`; results: `y`, `rstd` (f32). With a residual there
+/// is one more operand, `r`, and one more result, `x + r`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RmsNorm {
     /// Added to the mean square.
@@ -21,11 +26,14 @@ pub struct RmsNorm {
     /// The weight is stored minus one.
     #[serde(default, skip_serializing_if = "is_default")]
     pub zero_centered: bool,
+    /// Normalizes `x + r`, and returns that sum too.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub residual: bool,
 }
 
 impl OpDef for RmsNorm {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        arity(inputs, 2)?;
+        arity(inputs, 2 + usize::from(self.residual))?;
         let x = inputs[0];
         floats(inputs, 0)?;
         if !(self.eps.0 >= 0.0 && self.eps.0.is_finite()) {
@@ -34,12 +42,21 @@ impl OpDef for RmsNorm {
         ndim_at_least(inputs, 0, 1, "at least 1 dim")?;
         ndim(inputs, 1, 1, "1 dim")?;
         same_size("features and weights", x.shape[x.ndim() - 1], inputs[1].shape[0])?;
-        Ok(smallvec![x.clone(), TensorType { dtype: DType::F32, shape: leading(&x.shape) }])
+        let rstd = TensorType { dtype: DType::F32, shape: leading(&x.shape) };
+        if self.residual {
+            same_type(inputs, 2)?;
+            return Ok(smallvec![x.clone(), rstd, x.clone()]);
+        }
+        Ok(smallvec![x.clone(), rstd])
     }
 
     /// The `rstd` of a padded row would not be zero.
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        Factors::new("* d, d -> * d, *", inputs, results).whole("d").even("*")
+        let text = match self.residual {
+            true => "* d, d, * d -> * d, *, * d",
+            false => "* d, d -> * d, *",
+        };
+        Factors::new(text, inputs, results).whole("d").even("*")
     }
 
     fn reference<T: Real>(
@@ -51,8 +68,10 @@ impl OpDef for RmsNorm {
         let (x, w) = (inputs[0], inputs[1]);
         let n = x.last().max(1);
         let center = if self.zero_centered { T::one() } else { T::zero() };
-        let [y, rstd] = results else { unreachable!("two results") };
-        let rows = y.data.chunks_exact_mut(n).zip(x.data.chunks_exact(n));
+        let (own, sum) = results.split_at_mut(2);
+        let [y, rstd] = own else { unreachable!("two results") };
+        let x = added(x, inputs.get(2), sum.first_mut());
+        let rows = y.data.chunks_exact_mut(n).zip(x.chunks_exact(n));
         for ((y, x), rstd) in rows.zip(rstd.data.iter_mut()) {
             let squares: f64 = x.iter().map(|&it| it.to_f64() * it.to_f64()).sum();
             *rstd = T::from_f64(1.0 / (squares / n as f64 + self.eps.0).sqrt());
@@ -63,18 +82,36 @@ impl OpDef for RmsNorm {
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
+        if self.residual {
+            return Err(cx.not_differentiable());
+        }
         let (dy, x, w, rstd) = (cx.only(0)?, cx.inputs[0], cx.inputs[1], cx.results[1]);
-        let op = RmsNormGrad { zero_centered: self.zero_centered, out: None };
+        let op = RmsNormGrad { zero_centered: self.zero_centered, ..RmsNormGrad::default() };
         let res = cx.ops(&[0, 1], op, &[dy, x, w, rstd])?;
         Ok(res.into_iter().map(Some).collect())
     }
 
     fn samples() -> Vec<Sample> {
-        let op = RmsNorm { eps: 1e-5.into(), zero_centered: false };
+        let op = RmsNorm { eps: 1e-5.into(), zero_centered: false, residual: false };
         let centered = RmsNorm { zero_centered: true, ..op.clone() };
+        let residual = RmsNorm { residual: true, ..centered.clone() };
         vec![
+            Sample::floats(residual, &[&[2, 4, 6], &[6], &[2, 4, 6]]),
             Sample::floats(op, &[&[2, 4, 6], &[6]]),
             Sample::floats(centered, &[&[4, 5], &[5]]),
         ]
     }
+}
+
+/// What a norm with an optional residual normalizes: `x`, or `x + r`, which it leaves in `sum`.
+pub(crate) fn added<'a, T: Real>(
+    x: View<'a, T>,
+    r: Option<&View<'a, T>>,
+    sum: Option<&'a mut ViewMut<'_, T>>,
+) -> &'a [T] {
+    let (Some(r), Some(sum)) = (r, sum) else { return x.data };
+    for (sum, (&x, &r)) in sum.data.iter_mut().zip(x.data.iter().zip(r.data)) {
+        *sum = x + r;
+    }
+    sum.data
 }

@@ -3,17 +3,20 @@
 //! ```text
 //! n = x * rstd        dn = dy * w        dx = rstd * (dn - n * mean(dn * n))        dw = sum(dy * n)
 //! ```
+//!
+//! With `residual`, `dx` is added to an operand: the gradient that goes around the norm.
 
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
     Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
-    is_default, ndim, ndim_at_least, per_row, same_shape, same_size,
+    is_default, ndim, ndim_at_least, per_row, same_shape, same_size, type_of,
 };
 use crate::types::{DType, TensorType};
 
-/// See the [module docs](self). Operands: `dy`, `x`, `w`, `rstd`; results: `dx`, `dw`.
+/// See the [module docs](self). Operands: `dy`, `x`, `w`, `rstd`, and `dres` if there is a residual;
+/// results: `dx`, `dw`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RmsNormGrad {
@@ -23,22 +26,32 @@ pub struct RmsNormGrad {
     /// Element type of `dw`; that of the weight if absent. Sums are in f32 in any case.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub out: Option<DType>,
+    /// Adds a gradient that `x` gets elsewhere to `dx`, possibly in place.
+    #[serde(skip_serializing_if = "is_default")]
+    pub residual: bool,
 }
 
 impl OpDef for RmsNormGrad {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        arity(inputs, 4)?;
+        arity(inputs, 4 + usize::from(self.residual))?;
         let (x, w) = (inputs[1], inputs[2]);
         ndim_at_least(inputs, 1, 1, "at least 1 dim")?;
         same_shape(inputs[0], x)?;
         ndim(inputs, 2, 1, "1 dim")?;
         same_size("features and weights", x.shape[x.ndim() - 1], w.shape[0])?;
         per_row(x, inputs[3])?;
+        if self.residual {
+            type_of(inputs, 4, 1)?;
+        }
         Ok(smallvec![x.clone(), w.with_dtype(self.out.unwrap_or(w.dtype))])
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        Factors::new("* d, * d, d, * -> * d, d", inputs, results).whole("d")
+        let text = match self.residual {
+            true => "* d, * d, d, *, * d -> * d, d",
+            false => "* d, * d, d, * -> * d, d",
+        };
+        Factors::new(text, inputs, results).whole("d")
     }
 
     fn reference<T: Real>(
@@ -47,7 +60,8 @@ impl OpDef for RmsNormGrad {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
-        let [dy, x, w, rstd] = inputs else { unreachable!("four operands") };
+        let (own, around) = inputs.split_at(4);
+        let [dy, x, w, rstd] = own else { unreachable!("four operands") };
         let [dx, dw] = results else { unreachable!("two results") };
         let n = x.last().max(1);
         let center = if self.zero_centered { T::one() } else { T::zero() };
@@ -63,14 +77,28 @@ impl OpDef for RmsNormGrad {
                 dw.data[j] += dy[j] * normed;
             }
         }
+        add_to(dx.data, around.first());
+    }
+
+    fn in_place(&self) -> &'static [(usize, usize)] {
+        if self.residual { &[(0, 4)] } else { &[] }
     }
 
     fn samples() -> Vec<Sample> {
         let op = RmsNormGrad::default();
         let centered = RmsNormGrad { zero_centered: true, ..op.clone() };
+        let residual = RmsNormGrad { residual: true, ..op.clone() };
+        let shapes: [&[u64]; 5] = [&[2, 4, 6], &[2, 4, 6], &[6], &[2, 4], &[2, 4, 6]];
         vec![
+            Sample::floats(residual, &shapes).fill(3, Values::Positive),
             Sample::floats(op, &[&[2, 4, 6], &[2, 4, 6], &[6], &[2, 4]]).fill(3, Values::Positive),
             Sample::floats(centered, &[&[4, 5], &[4, 5], &[5], &[4]]).fill(3, Values::Positive),
         ]
     }
+}
+
+/// Adds what goes around a norm to the gradient through it.
+pub(crate) fn add_to<T: Real>(dx: &mut [T], around: Option<&View<'_, T>>) {
+    let Some(around) = around else { return };
+    dx.iter_mut().zip(around.data).for_each(|(dx, &it)| *dx += it);
 }

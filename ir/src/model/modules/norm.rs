@@ -85,12 +85,12 @@ impl Norm {
             Norm::LayerNorm { eps, zero_centered } => {
                 let weight = cx.param(ParamSpec::new("weight", &width, ones(zero_centered)))?;
                 let bias = cx.param(ParamSpec::new("bias", &width, Init::Zeros))?;
-                let op = ops::LayerNorm { eps: Number(eps), zero_centered };
+                let op = ops::LayerNorm { eps: Number(eps), zero_centered, residual: false };
                 Ok(cx.ops(&["", "mean", "rstd"], op, &[x, weight, bias])?[0])
             }
             Norm::RmsNorm { eps, zero_centered } => {
                 let weight = cx.param(ParamSpec::new("weight", &width, ones(zero_centered)))?;
-                let op = ops::RmsNorm { eps: Number(eps), zero_centered };
+                let op = ops::RmsNorm { eps: Number(eps), zero_centered, residual: false };
                 Ok(cx.ops(&["", "rstd"], op, &[x, weight])?[0])
             }
         }

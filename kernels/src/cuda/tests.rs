@@ -1,0 +1,256 @@
+//! Every op's programs fit their kernels: entries, parameters, pointers, grids.
+
+use ir::TensorType;
+use ir::ops::{BoundAt, Matmul, OpKind, RmsNormGrad, Rope, Sample, SumLeading};
+
+use super::*;
+
+fn operand(ty: &TensorType) -> Operand {
+    Operand { dtype: ty.dtype, shape: ty.shape.iter().map(|&it| it as usize).collect() }
+}
+
+/// What `sample` does on one rank that holds everything.
+#[track_caller]
+fn lowered(sample: &Sample) -> Program {
+    let types: Vec<&TensorType> = sample.inputs.iter().map(|it| &it.ty).collect();
+    let results = sample.op.infer(&types).expect("a sample is well-typed");
+    let size = |at: BoundAt| match at {
+        BoundAt::Input(i, dim) => types[i].shape[dim],
+        BoundAt::Result(i, dim) => results[i].shape[dim],
+    };
+    let bounds: Vec<LocalBound> = sample
+        .op
+        .bounds(&types)
+        .into_iter()
+        .map(|it| LocalBound { start: 0, extent: size(it), size: size(it) })
+        .collect();
+    let args: Vec<Operand> = types.iter().map(|it| operand(it)).collect();
+    let results: Vec<Operand> = results.iter().map(operand).collect();
+    let call = OpCall { op: &sample.op, args: &args, results: &results, bounds: &bounds };
+    let res = lower(&[call]).unwrap_or_else(|it| panic!("{it}"));
+    check(&res, args.len(), results.len());
+    res
+}
+
+/// Whether `program` can run on so many operands and results.
+#[track_caller]
+fn check(program: &Program, n_args: usize, n_results: usize) {
+    assert_eq!(program.workspace % 256, 0, "{program:?}");
+    let fits = |at: Pointer| match at {
+        Pointer::Arg(i) => (i as usize) < n_args,
+        Pointer::Result(i) => (i as usize) < n_results,
+        Pointer::Workspace(byte) => byte < program.workspace,
+        Pointer::Table(word) => (word as usize) < program.table.len(),
+    };
+    for word in &program.table {
+        if let Word::Pointer(at) = word {
+            assert!(fits(*at), "{at:?} in the table of {program:?}");
+        }
+    }
+    for work in &program.work {
+        let pointers = match work {
+            Work::Launch(launch) => {
+                check_launch(launch);
+                let pointer = |it: &Arg| if let Arg::Pointer(at) = it { Some(*at) } else { None };
+                launch.args.iter().filter_map(pointer).collect()
+            }
+            Work::Gemm(it) => {
+                assert!(it.m > 0 && it.n > 0 && it.k > 0, "{it:?}");
+                let added = [it.c, it.bias].into_iter().flatten();
+                [it.a.at, it.b.at, it.out].into_iter().chain(added).collect()
+            }
+            Work::Attention(it) => [it.args.as_slice(), it.results.as_slice()].concat(),
+            Work::Fill { to, bytes, .. } => {
+                assert!(*bytes > 0);
+                vec![*to]
+            }
+            Work::Copy { from, to, bytes } => {
+                assert!(*bytes > 0);
+                vec![*from, *to]
+            }
+        };
+        assert!(pointers.iter().all(|&it| fits(it)), "{work:?} of {program:?}");
+    }
+}
+
+#[track_caller]
+fn check_launch(launch: &Launch) {
+    let Launch { function, grid, block, shared, args } = launch;
+    assert!(grid.iter().all(|&it| it > 0) && grid[0] < 1 << 31, "{launch:?}");
+    assert!(grid[1] <= 65535 && grid[2] <= 65535, "{launch:?}");
+    assert!((1..=1024).contains(block) && *shared <= 48 << 10, "{launch:?}");
+    let params = parameters(function);
+    assert_eq!(params.len(), args.len(), "{params:?} of {launch:?}");
+    for (param, arg) in params.iter().zip(args) {
+        let fits = match arg {
+            Arg::Pointer(_) => param == "*",
+            // A null pointer; the bits of an f64.
+            Arg::I64(0) if param == "*" => true,
+            Arg::I64(_) => ["i64", "u64", "f64"].contains(&param.as_str()),
+            Arg::I32(_) => param == "int",
+            Arg::U32(_) => param == "u32",
+            Arg::F32(_) => param == "float",
+        };
+        assert!(fits, "{arg:?} for `{param}` of {launch:?}");
+    }
+}
+
+/// Types of a kernel's parameters, read from its source: a name, or `*` for a pointer.
+#[track_caller]
+fn parameters(function: &Function) -> Vec<String> {
+    let source = SOURCES.iter().find(|it| it.0 == function.source);
+    let text = source.unwrap_or_else(|| panic!("no source `{}`", function.source)).1;
+    let kernels = text.split("extern \"C\" __global__ void").skip(1);
+    let heads = kernels.filter_map(|it| it.split_once('{')).map(|it| it.0);
+    // The last opening bracket is that of the parameters: launch bounds come before.
+    let mut found = heads.filter_map(|it| it.rsplit_once('('));
+    let name = |head: &str| head.trim_end().rsplit([' ', '\n']).next() == Some(function.entry);
+    let (_, params) = found
+        .find(|it| name(it.0))
+        .unwrap_or_else(|| panic!("no entry `{}` in `{}`", function.entry, function.source));
+    let params = params.split_once(')').expect("parameters end").0;
+    params.split(',').map(|it| parameter(it, &function.defines)).collect()
+}
+
+fn parameter(text: &str, defines: &[String]) -> String {
+    if text.contains('*') {
+        return "*".into();
+    }
+    let name = text.split_whitespace().rev().nth(1).expect("a type and a name");
+    let value = defines.iter().filter_map(|it| it.split_once('=')).find(|it| it.0 == name);
+    match value.map_or(name, |it| it.1) {
+        "long" => "i64".into(),
+        "double" => "f64".into(),
+        other => other.into(),
+    }
+}
+
+/// The same with all real operands in `dtype`.
+fn in_dtype(mut sample: Sample, dtype: DType) -> Sample {
+    for input in sample.inputs.iter_mut().filter(|it| it.ty.dtype.is_float()) {
+        input.ty.dtype = dtype;
+    }
+    sample
+}
+
+/// Ops whose operands may be of any real type.
+fn any_type(kind: OpKind) -> bool {
+    !matches!(
+        kind,
+        OpKind::Collective
+            | OpKind::Reshard
+            | OpKind::Adam
+            | OpKind::AdamW
+            | OpKind::Sgd
+            | OpKind::Attention
+            | OpKind::AttentionGrad
+            | OpKind::CeLoss
+            | OpKind::CeLossGrad
+            | OpKind::CeMax
+            | OpKind::CeStats
+            | OpKind::CeStatsGrad
+            | OpKind::ClipScale
+            | OpKind::Dropout
+            | OpKind::Embedding
+            | OpKind::EmbeddingGrad
+            | OpKind::SumSquares
+    )
+}
+
+#[test]
+fn programs_of_all_samples_fit_their_kernels() {
+    for &kind in OpKind::ALL.iter().filter(|&&it| any_type(it)) {
+        for sample in kind.samples() {
+            lowered(&sample);
+            lowered(&in_dtype(sample, DType::Bf16));
+        }
+    }
+}
+
+#[test]
+fn a_sum_of_many_scalars_has_a_block_for_each_element() {
+    let shapes: Vec<&[u64]> = vec![&[]; 300];
+    let program = lowered(&Sample::floats(ir::ops::Add {}, &shapes));
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!((launch.function.entry, launch.grid), ("add_scalars", [1, 1, 1]));
+    assert_eq!(program.table.len(), 600);
+}
+
+#[test]
+fn a_norm_gradient_sums_weights_in_parts() {
+    let shapes: [&[u64]; 4] = [&[8192, 4096], &[8192, 4096], &[4096], &[8192]];
+    let sample = in_dtype(Sample::floats(RmsNormGrad::default(), &shapes), DType::Bf16);
+    let program = lowered(&sample);
+    let [Work::Launch(parts), Work::Launch(sum)] = program.work.as_slice() else {
+        panic!("{program:?}")
+    };
+    assert_eq!(program.workspace, u64::from(parts.grid[0]) * 4096 * 4);
+    assert_eq!(sum.args[2], Arg::I64(i64::from(parts.grid[0])));
+}
+
+#[test]
+fn sums_of_no_rows_are_zero() {
+    let program = lowered(&Sample::floats(SumLeading::default(), &[&[0, 8]]));
+    assert_eq!(program.work[..], [Work::Fill { to: Pointer::Result(0), bytes: 32, value: 0 }]);
+    let shapes: [&[u64]; 4] = [&[0, 8], &[0, 8], &[8], &[0]];
+    let program = lowered(&Sample::floats(RmsNormGrad::default(), &shapes));
+    assert_eq!(program.work[..], [Work::Fill { to: Pointer::Result(1), bytes: 32, value: 0 }]);
+}
+
+#[test]
+fn a_product_over_nothing_is_what_is_added_to_it() {
+    let product = lowered(&Sample::floats(Matmul::default(), &[&[2, 0], &[0, 3]]));
+    assert_eq!(product.work[..], [Work::Fill { to: Pointer::Result(0), bytes: 24, value: 0 }]);
+    let op = Matmul { accumulate: true, bias: true, ..Matmul::default() };
+    let added = lowered(&Sample::floats(op, &[&[2, 0], &[0, 3], &[2, 3], &[3]]));
+    let copy = Work::Copy { from: Pointer::Arg(2), to: Pointer::Result(0), bytes: 24 };
+    assert_eq!(added.work[0], copy);
+    let Work::Launch(bias) = &added.work[1] else { panic!("{added:?}") };
+    assert_eq!(bias.args[2], Arg::Pointer(Pointer::Arg(3)));
+    let nothing = lowered(&Sample::floats(Matmul::default(), &[&[0, 4], &[4, 3]]));
+    assert_eq!(nothing, Program::default());
+}
+
+#[test]
+fn a_gemm_is_told_how_operands_are_stored() {
+    let wgrad = Matmul { transpose_a: true, ..Matmul::default() };
+    let program = lowered(&Sample::floats(wgrad, &[&[2, 4, 6], &[2, 4, 3]]));
+    let [Work::Gemm(gemm)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!((gemm.m, gemm.n, gemm.k), (6, 3, 8));
+    assert!(gemm.a.transposed && !gemm.b.transposed);
+    assert_eq!(program.workspace, GEMM_WORKSPACE);
+}
+
+#[test]
+fn rope_has_a_frequency_for_each_pair() {
+    let op = Rope {
+        head_dim: 128,
+        theta: 5e5.into(),
+        interleaved: false,
+        scaling: None,
+        inverse: false,
+    };
+    let program = lowered(&in_dtype(Sample::floats(op, &[&[1, 8192, 4096]]), DType::Bf16));
+    assert_eq!(program.table.len(), 64);
+    assert_eq!(program.table[0], Word::Value((1.0 / std::f64::consts::PI).to_bits()));
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    // A thread turns 8 pairs: 4 positions of 8 heads at a time, of 8 threads each.
+    assert_eq!((launch.block, launch.grid[0], launch.shared), (256, 2048, 4 * 64 * 8));
+}
+
+#[test]
+fn only_ops_that_a_table_can_hold_are_batched() {
+    let op: Op = ir::ops::Add {}.into();
+    let call = OpCall { op: &op, args: &[], results: &[], bounds: &[] };
+    assert!(!batchable(&call, &call));
+    let adamw = |beta1: f64, weight_decay: f64| -> Op {
+        let (beta1, weight_decay) = (beta1.into(), weight_decay.into());
+        let rest = OpKind::AdamW.samples().remove(0).op;
+        let Op::AdamW(rest) = rest else { unreachable!("a sample is of its op") };
+        ir::ops::AdamW { beta1, weight_decay, ..rest }.into()
+    };
+    let (a, b, c) = (adamw(0.9, 0.0), adamw(0.9, 0.1), adamw(0.8, 0.0));
+    let call = |op| OpCall { op, args: &[], results: &[], bounds: &[] };
+    assert!(batchable(&call(&a), &call(&b)));
+    assert!(!batchable(&call(&a), &call(&c)));
+}

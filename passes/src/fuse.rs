@@ -1,0 +1,245 @@
+//! `fuse`: lets an op do on the way what would be a pass over memory of its own.
+//!
+//! ```text
+//! cast f32 (matmul)                   matmul out f32; so for other ops that sum in f32 anyway
+//! add x, (matmul)                     matmul onto x, one after the other where there are several
+//! bias_add (matmul), b                matmul with a bias
+//! add x, (norm_grad).dx               norm_grad with a residual
+//! norm (add x, y)                     norm with a residual, which gives the sum as well
+//! cast (adamw).p                      adamw that gives p in both types
+//! slice (embedding_grad)              embedding_grad of the rows held
+//! ```
+//!
+//! What is in brackets must have no other reader, but for the last three rules. Sums are rounded once
+//! instead of twice. A value keeps its name and has another maker.
+//!
+//! One walk in program order, with the numbers of readers at hand: each rule looks at a node and at
+//! the makers of its operands. A maker that is earlier than what it is to add moves to its reader.
+
+mod add;
+mod widen;
+
+use cranelift_entity::SecondaryMap;
+use ir::graph::Def;
+use ir::ops::{CollectiveKind, Matmul};
+use ir::{DType, Graph, Node, Op, Phase, TensorType, Value};
+use smallvec::SmallVec;
+
+use crate::{Pass, PassError};
+
+/// See the [module docs](self).
+pub struct Fuse;
+
+impl Pass<Graph> for Fuse {
+    fn name(&self) -> &'static str {
+        "fuse"
+    }
+
+    fn phases(&self) -> (Phase, Phase) {
+        (Phase::Explicit, Phase::Explicit)
+    }
+
+    fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
+        let order = std::mem::take(&mut graph.order);
+        let mut walk = Walk::new(graph, &order);
+        order.iter().for_each(|&it| walk.node(it));
+        let Walk { places, .. } = walk;
+        let mut kept: Vec<(Place, Node)> =
+            order.into_iter().filter_map(|it| Some((places[it]?, it))).collect();
+        kept.sort();
+        graph.order = kept.into_iter().map(|it| it.1).collect();
+        Ok(())
+    }
+}
+
+/// Where a node runs: at the place in the given order, or behind what was there.
+type Place = (u32, u32);
+
+struct Walk<'a> {
+    graph: &'a mut Graph,
+    /// `None` for nodes that are gone.
+    places: SecondaryMap<Node, Option<Place>>,
+    /// How often a value is read; stores, results and parameters read too.
+    n_reads: SecondaryMap<Value, u32>,
+    /// The first node that reads a value in the given order, and the last.
+    first: SecondaryMap<Value, Option<Node>>,
+    last: SecondaryMap<Value, Option<Node>>,
+}
+
+impl<'a> Walk<'a> {
+    fn new(graph: &'a mut Graph, order: &[Node]) -> Walk<'a> {
+        let mut res = Walk {
+            places: SecondaryMap::new(),
+            n_reads: SecondaryMap::new(),
+            first: SecondaryMap::new(),
+            last: SecondaryMap::new(),
+            graph,
+        };
+        for (at, &node) in (0..).zip(order) {
+            // 0 is the place of what is there from the start.
+            res.places[node] = Some((at + 1, 0));
+            for &input in &res.graph.nodes[node].inputs {
+                res.n_reads[input] += 1;
+                res.first[input].get_or_insert(node);
+                res.last[input] = Some(node);
+            }
+        }
+        let params =
+            res.graph.params.iter().flat_map(|it| [Some(it.full), Some(it.compute), it.grad]);
+        for value in res.graph.roots().chain(params.flatten()) {
+            res.n_reads[value] += 1;
+        }
+        res
+    }
+
+    fn node(&mut self, node: Node) {
+        match self.graph.nodes[node].op {
+            Op::Cast(ref it) => match it.to {
+                DType::F32 => self.widen(node),
+                DType::Bf16 | DType::I32 => self.compute_weight(node),
+            },
+            Op::Add(_) => self.add(node),
+            Op::BiasAdd(_) => self.bias(node),
+            Op::RmsNorm(_) | Op::LayerNorm(_) => self.residual(node),
+            Op::Collective(ref it) if it.kind == CollectiveKind::Slice => self.slice(node),
+            _ => (),
+        }
+    }
+
+    /// The node that makes `value` for `reader` alone, in the same section, and which result it is.
+    fn sole(&self, value: Value, reader: Node) -> Option<(Node, usize)> {
+        let (node, index) = self.maker(value, reader)?;
+        (self.n_reads[value] == 1).then_some((node, index))
+    }
+
+    /// The node that makes `value` in the section of `reader`, and which result it is.
+    fn maker(&self, value: Value, reader: Node) -> Option<(Node, usize)> {
+        let Def::Result { node, index } = self.graph.values[value].def else { return None };
+        let same = self.graph.nodes[node].section == self.graph.nodes[reader].section;
+        same.then_some((node, index as usize))
+    }
+
+    /// Lets `maker` make `value` as result `index`, in place of what was there.
+    fn hand_over(&mut self, value: Value, maker: Node, index: usize) {
+        self.graph.values[value].def = Def::Result { node: maker, index: index as u32 };
+        let results = &mut self.graph.nodes[maker].results;
+        match results.get_mut(index) {
+            Some(slot) => *slot = value,
+            None => results.push(value),
+        }
+    }
+
+    fn remove(&mut self, node: Node) {
+        self.places[node] = None;
+    }
+
+    fn place(&self, node: Node) -> Place {
+        self.places[node].expect("what makes an operand is there")
+    }
+
+    /// The place after which `value` is there.
+    fn since(&self, value: Value) -> Place {
+        self.graph.producer(value).map_or((0, 0), |it| self.place(it))
+    }
+
+    fn bias(&mut self, node: Node) {
+        let [x, bias] = self.graph.nodes[node].inputs[..] else { return };
+        let Some((maker, 0)) = self.sole(x, node) else { return };
+        let Op::Matmul(ref op @ Matmul { bias: false, .. }) = self.graph.nodes[maker].op else {
+            return;
+        };
+        if self.graph.ty(bias).dtype != self.graph.ty(x).dtype {
+            return;
+        }
+        self.graph.nodes[maker].op = Matmul { bias: true, ..op.clone() }.into();
+        self.graph.nodes[maker].inputs.push(bias);
+        if self.since(bias) > self.place(maker) {
+            self.places[maker] = self.places[node];
+        }
+        self.hand_over(self.graph.nodes[node].results[0], maker, 0);
+        self.remove(node);
+    }
+
+    /// A norm reads a sum that it may make itself, as nothing reads it before.
+    fn residual(&mut self, node: Node) {
+        let sum = self.graph.nodes[node].inputs[0];
+        let Some((maker, 0)) = self.maker(sum, node) else { return };
+        let (Op::Add(_), [x, r]) =
+            (&self.graph.nodes[maker].op, &self.graph.nodes[maker].inputs[..])
+        else {
+            return;
+        };
+        let (x, r) = (*x, *r);
+        let same = self.graph.ty(x) == self.graph.ty(sum) && self.graph.ty(r) == self.graph.ty(sum);
+        if !same || self.first[sum] != Some(node) {
+            return;
+        }
+        match &mut self.graph.nodes[node].op {
+            Op::RmsNorm(it) if !it.residual => it.residual = true,
+            Op::LayerNorm(it) if !it.residual => it.residual = true,
+            _ => return,
+        }
+        let data = &mut self.graph.nodes[node];
+        data.inputs[0] = x;
+        data.inputs.push(r);
+        let index = data.results.len();
+        self.n_reads[sum] -= 1;
+        self.hand_over(sum, node, index);
+        self.remove(maker);
+    }
+
+    /// The new weight in the type in which it computes.
+    fn compute_weight(&mut self, node: Node) {
+        let data = &self.graph.nodes[node];
+        let (next, result) = (data.inputs[0], data.results[0]);
+        let to = self.graph.ty(result).dtype;
+        let Some((maker, 0)) = self.maker(next, node) else { return };
+        let compute = match &mut self.graph.nodes[maker].op {
+            Op::AdamW(it) => &mut it.compute,
+            Op::Adam(it) => &mut it.compute,
+            _ => return,
+        };
+        if compute.is_some() {
+            return;
+        }
+        *compute = Some(to);
+        self.n_reads[next] -= 1;
+        self.hand_over(result, maker, 3);
+        self.remove(node);
+    }
+
+    /// Rows of a table's gradient that another rank holds are not made.
+    fn slice(&mut self, node: Node) {
+        let data = &self.graph.nodes[node];
+        let [(input, result)] =
+            data.inputs.iter().zip(&data.results).collect::<SmallVec<[_; 1]>>()[..]
+        else {
+            return;
+        };
+        let (input, result) = (*input, *result);
+        let Some((maker, 0)) = self.sole(input, node) else { return };
+        if !matches!(self.graph.nodes[maker].op, Op::EmbeddingGrad(_)) || !self.makes(maker, result)
+        {
+            return;
+        }
+        self.hand_over(result, maker, 0);
+        self.remove(node);
+    }
+
+    /// Whether `maker`, with the operands that it has, can make its one result laid out as `value` is.
+    fn makes(&self, maker: Node, value: Value) -> bool {
+        let (graph, data) = (&*self.graph, &self.graph.nodes[maker]);
+        let types: SmallVec<[&TensorType; 4]> =
+            data.inputs.iter().map(|&it| graph.ty(it)).collect();
+        let factors = data.op.factors(&types, &[graph.ty(value)]);
+        let shardings: SmallVec<[_; 4]> =
+            data.inputs.iter().map(|&it| graph.sharding(it)).collect();
+        let Ok(mut assignment) = factors.assign(&shardings, &graph.mesh) else { return false };
+        let wanted = graph.sharding(value);
+        factors.adopt(&mut assignment, &factors.results[0], wanted, &graph.mesh);
+        let inputs = shardings.iter().enumerate();
+        let mut same =
+            inputs.map(|(i, it)| factors.input(i, &assignment, &graph.mesh).as_ref() == Some(*it));
+        same.all(|it| it) && factors.result(0, &assignment, &graph.mesh).as_ref() == Some(wanted)
+    }
+}
