@@ -3,9 +3,7 @@
 use ir::DType;
 use smallvec::SmallVec;
 
-use crate::cuda::{
-    Arg, Function, Launch, OpCall, Operand, Pointer, Program, Unsupported, Work,
-};
+use crate::cuda::{Arg, Function, Launch, OpCall, Operand, Pointer, Program, Unsupported, Work};
 
 /// Multiprocessors of an H200; on another GPU grids are merely a little uneven.
 pub(super) const N_SMS: u64 = 132;
@@ -114,7 +112,7 @@ pub(super) fn need(call: &OpCall<'_>, index: usize, dtype: DType) -> Result<(), 
     }
 }
 
-/// The bits of an f64, for which there is no argument type of its own.
-pub(super) fn bits(x: f64) -> Arg {
+/// A `double`: its bits, since there is no argument type for it.
+pub(super) fn double(x: f64) -> Arg {
     Arg::I64(x.to_bits() as i64)
 }
