@@ -48,32 +48,37 @@ fn check(program: &Program, n_args: usize, n_results: usize) {
         }
     }
     for work in &program.work {
-        let pointers = match work {
-            Work::Launch(launch) => {
-                check_launch(launch);
-                let pointer = |it: &Arg| if let Arg::Pointer(at) = it { Some(*at) } else { None };
-                launch.args.iter().filter_map(pointer).collect()
-            }
-            Work::Gemm(it) => {
-                assert!(it.m > 0 && it.n > 0 && it.k > 0, "{it:?}");
-                let added = [it.c, it.bias].into_iter().flatten();
-                [it.a.at, it.b.at, it.out].into_iter().chain(added).collect()
-            }
-            Work::Attention(it) => {
-                let (work, workspace) = (it.fallback.clone().into(), program.workspace);
-                check(&Program { work, workspace, table: Vec::new() }, n_args, n_results);
-                [it.args.as_slice(), it.results.as_slice()].concat()
-            }
-            Work::Fill { to, bytes, .. } => {
-                assert!(*bytes > 0);
-                vec![*to]
-            }
-            Work::Copy { from, to, bytes } => {
-                assert!(*bytes > 0);
-                vec![*from, *to]
-            }
-        };
+        let pointers = pointers(work);
         assert!(pointers.iter().all(|&it| fits(it)), "{work:?} of {program:?}");
+    }
+}
+
+/// What `work` touches, which is checked for the rest.
+#[track_caller]
+fn pointers(work: &Work) -> Vec<Pointer> {
+    match work {
+        Work::Launch(launch) => {
+            check_launch(launch);
+            let pointer = |it: &Arg| if let Arg::Pointer(at) = it { Some(*at) } else { None };
+            launch.args.iter().filter_map(pointer).collect()
+        }
+        Work::Gemm(it) => {
+            assert!(it.m > 0 && it.n > 0 && it.k > 0, "{it:?}");
+            let added = [it.c, it.bias].into_iter().flatten();
+            [it.a.at, it.b.at, it.out].into_iter().chain(added).collect()
+        }
+        Work::Attention(it) => {
+            let own = it.args.iter().chain(&it.results).copied();
+            own.chain(it.fallback.iter().flat_map(pointers)).collect()
+        }
+        Work::Fill { to, bytes, .. } => {
+            assert!(*bytes > 0, "{work:?}");
+            vec![*to]
+        }
+        Work::Copy { from, to, bytes } => {
+            assert!(*bytes > 0, "{work:?}");
+            vec![*from, *to]
+        }
     }
 }
 
@@ -153,6 +158,8 @@ fn narrow(sample: Sample) -> Sample {
         OpKind::AttentionGrad => operand != 4,
         OpKind::CeStats | OpKind::CeStatsGrad => operand == 0,
         OpKind::CeLoss | OpKind::CeLossGrad | OpKind::ClipScale => false,
+        OpKind::LayerNormGrad => !matches!(operand, 3 | 4),
+        OpKind::RmsNormGrad => operand != 3,
         _ => true,
     })
 }
@@ -180,8 +187,7 @@ fn a_sum_of_many_scalars_has_a_block_for_each_element() {
 #[test]
 fn a_norm_gradient_sums_weights_in_parts() {
     let shapes: [&[u64]; 4] = [&[8192, 4096], &[8192, 4096], &[4096], &[8192]];
-    let sample = in_dtype(Sample::floats(RmsNormGrad::default(), &shapes), DType::Bf16);
-    let program = lowered(&sample);
+    let program = lowered(&Sample::floats(RmsNormGrad::default(), &shapes));
     let [Work::Launch(parts), Work::Launch(sum)] = program.work.as_slice() else {
         panic!("{program:?}")
     };
