@@ -3,12 +3,12 @@
 //! A row is held by the threads of a warp or a block; rows too long for that, or not made of whole
 //! vectors, are read several times.
 
-use ir::Op;
 use ir::ops::Number;
+use ir::{DType, Op};
 
 use crate::cuda::fill::zeros;
 use crate::cuda::launch::{
-    N_SMS, arg, blocks, elements, launch, null, program, result, rows, size, sized, typed,
+    N_SMS, arg, blocks, elements, launch, need, null, program, result, rows, size, sized, typed,
 };
 use crate::cuda::sum_leading::Columns;
 use crate::cuda::{Arg, Function, OpCall, Operand, Pointer, Program, Unsupported};
@@ -144,6 +144,7 @@ fn grad(call: &OpCall<'_>, kind: Kind, zero: bool) -> Result<Program, Unsupporte
     let Some((n_rows, columns)) = size_of(call, x)? else { return Ok(nothing(call)) };
     let Kind { layer, residual } = kind;
     let plain = if layer { 5 } else { 4 };
+    (3..plain).try_for_each(|statistic| need(call, statistic, DType::F32))?;
     let shape = RowShape::new(x, columns, 2, 4);
     let mut defines =
         vec![typed("X", x.dtype), typed("DY", call.args[0].dtype), typed("W", call.args[2].dtype)];
@@ -173,7 +174,7 @@ fn grad(call: &OpCall<'_>, kind: Kind, zero: bool) -> Result<Program, Unsupporte
     let grid = [n_blocks as u32, 1, 1];
     let mut res = program([launch(function, grid, shape.block() as u32, args)]);
     res.workspace = if layer { 2 * bytes } else { bytes };
-    let parts = |at: Pointer| Columns { at, dtype: ir::DType::F32, rows: n_parts, columns };
+    let parts = |at: Pointer| Columns { at, dtype: DType::F32, rows: n_parts, columns };
     parts(dw).sum(Pointer::Result(1), call.results[1].dtype, &mut res);
     if layer {
         parts(db).sum(Pointer::Result(2), call.results[2].dtype, &mut res);
@@ -184,7 +185,6 @@ fn grad(call: &OpCall<'_>, kind: Kind, zero: bool) -> Result<Program, Unsupporte
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ir::DType;
 
     #[track_caller]
     fn check(dtype: DType, columns: u64, few: u64, expected: (u64, u64)) {
