@@ -708,4 +708,12 @@ pub const CODES: &[Code] = &[
         example: "A driver or a library with a bug, faulty memory, or a bug of planc.",
         fix: "Report it with the lines that the command printed. Do not train on this machine.",
     },
+    Code {
+        code: "PL0632",
+        title: "the GPU differs from the CPU",
+        text: "`planc run --compare cpu` ran every instruction on both, from the same operands, and one \
+               result is further away than rounding explains. The message names the first.",
+        example: "A kernel that reads beyond a shard.",
+        fix: "Report it, with the plan. `planc doctor --check` shows whether the op is wrong by itself.",
+    },
 ];
