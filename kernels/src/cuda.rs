@@ -60,7 +60,6 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("embedding_grad.cu", include_str!("../cuda/embedding_grad.cu")),
     ("fill.cu", include_str!("../cuda/fill.cu")),
     ("glu.cu", include_str!("../cuda/glu.cu")),
-    ("lse.cu", include_str!("../cuda/lse.cu")),
     ("norm.cu", include_str!("../cuda/norm.cu")),
     ("norm_grad.cu", include_str!("../cuda/norm_grad.cu")),
     ("optimizer.cu", include_str!("../cuda/optimizer.cu")),

@@ -595,7 +595,7 @@ mod tests {
             let next = || queues.next();
             std::iter::from_fn(next)
                 .map(|it| match it {
-                    Work::Record(event) => event.as_u32(),
+                    (_, Work::Record(event)) => event.as_u32(),
                     _ => unreachable!("only records were queued"),
                 })
                 .collect()

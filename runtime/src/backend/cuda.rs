@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)]
 
+pub mod attention;
 pub mod cache;
 pub mod check;
 pub mod doctor;
