@@ -19,10 +19,10 @@ use kernels::cuda::{
 };
 use smallvec::SmallVec;
 
+use crate::backend::cuda::attention::Attention;
 use crate::backend::cuda::driver::{CudaStream, Device, cuda};
 use crate::backend::cuda::gemm::{self, Gemm};
 use crate::backend::cuda::module::{Kernel, Modules};
-use crate::backend::cuda::pending::Attention;
 use crate::bind::{BoundInstruction, BoundPlan, ComputeCall};
 use crate::comm::control::Control;
 use crate::error::RunError;
