@@ -142,6 +142,7 @@ impl CudaBackend {
         control: Arc<dyn Control>,
         options: CudaOptions,
     ) -> Result<CudaBackend, RunError> {
+        check_alignment(&bound)?;
         let lowered = lower(plan, &bound)?;
         let mut loader = Loader::new(device)?;
         loader.tune(lowered.iter().flat_map(|it| &it.program.work), &*control)?;
@@ -492,6 +493,18 @@ impl Memory {
 
     fn address(&self, buffer: &BoundBuffer) -> u64 {
         self.arenas[buffer.arena as usize] + buffer.offset as u64
+    }
+}
+
+/// Kernels read several elements at once.
+fn check_alignment(plan: &BoundPlan) -> Result<(), RunError> {
+    let aligned = |it: &BoundBuffer| it.offset as u64 % ALIGN == 0;
+    match plan.buffers.values().find(|it| !aligned(it)) {
+        Some(it) => {
+            let why = format!("starts at byte {}, and GPUs need multiples of {ALIGN}", it.offset);
+            Err(RunError::bad_plan(&it.name, why))
+        }
+        None => Ok(()),
     }
 }
 
