@@ -23,8 +23,8 @@ pub trait Backend {
     fn wait(&mut self, event: Event, stream: Stream) -> Result<(), RunError>;
     /// Returns when all that is queued is done.
     fn finish(&mut self) -> Result<(), RunError>;
-    /// Replaces the content of a buffer, padding included. Nothing is queued.
-    fn write(&mut self, buffer: Buffer, bytes: &[u8]) -> Result<(), RunError>;
+    /// Replaces the content of a buffer from byte `offset` on, padding included. Nothing is queued.
+    fn write_at(&mut self, buffer: Buffer, offset: usize, bytes: &[u8]) -> Result<(), RunError>;
     /// The content of a buffer, padding included. Nothing is queued.
     fn read(&self, buffer: Buffer, bytes: &mut [u8]) -> Result<(), RunError>;
     /// The instruction at work, or that failed.

@@ -493,6 +493,14 @@ pub const CODES: &[Code] = &[
         fix: "Change the model, or run with `--device cpu`, which runs every op.",
     },
     Code {
+        code: "PL0547",
+        title: "ranks that must be threads",
+        text: "Ranks on the CPU exchange data through memory, so that they are threads of one process. A \
+               launcher's variables say that this process is one of several.",
+        example: "torchrun --nproc_per_node 2 planc run model.plan --device cpu.",
+        fix: "Start planc without the launcher, or run with `--device cuda`.",
+    },
+    Code {
         code: "PL0550",
         title: "a kernel that does not compile",
         text: "planc compiles its kernels with NVRTC when a plan is loaded. NVRTC does not take one of \
@@ -519,6 +527,71 @@ pub const CODES: &[Code] = &[
         example: "A kernel that reads beyond its operands; a GPU that fell off the bus.",
         fix: "Run again with PLANC_CUDA_SYNC=1, which waits after each instruction, and report what it \
               names.",
+    },
+    Code {
+        code: "PL0560",
+        title: "not all that says which rank this process is",
+        text: "A process of a run with several needs its rank, how many there are, its number on this \
+               machine (for its GPU), and where rank 0 is. They come from flags, else from the \
+               variables of torchrun, else from those of Slurm; a set that is incomplete is an error, \
+               since a wrong guess would let ranks wait for each other.",
+        example: "RANK and WORLD_SIZE are set and MASTER_ADDR is not.",
+        fix: "Set what the report says is missing, or unset the others to run all ranks in one process.",
+    },
+    Code {
+        code: "PL0561",
+        title: "a rank, size or address that cannot be",
+        text: "A flag or variable that says which rank this process is has a value that is no number, \
+               out of range, or no address.",
+        example: "--rank 8 with --world-size 8: ranks count from 0.",
+        fix: "Correct the value that the report names.",
+    },
+    Code {
+        code: "PL0562",
+        title: "not as many processes as ranks",
+        text: "Every rank of the mesh is one process (or, without a launcher, one thread). The launcher \
+               started another number than the mesh has.",
+        example: "torchrun --nproc-per-node 4 with --mesh 2x4.",
+        fix: "Start as many processes as the mesh has ranks, or change the mesh.",
+    },
+    Code {
+        code: "PL0563",
+        title: "the ranks cannot meet",
+        text: "Rank 0 listens on the master's port and the others connect to it. A rank did not come in \
+               time, the port is taken by another program or run, or the host cannot be reached.",
+        example: "One of two nodes was never started; a firewall between the nodes.",
+        fix: "Check that all ranks were started and that the master's address is reachable from all \
+              nodes; give another port, or more time with --timeout.",
+    },
+    Code {
+        code: "PL0564",
+        title: "the ranks were not started alike",
+        text: "All ranks run one program on one plan with the same options, or they would wait for each \
+               other in different places. When they meet they compare them.",
+        example: "One node has an older model.ron, or another --seed.",
+        fix: "Start all ranks with the same planc, model and options.",
+    },
+    Code {
+        code: "PL0565",
+        title: "a rank is gone",
+        text: "A process of the run ended without saying why, or nothing is heard of it any more. The \
+               others cannot go on without it and end too.",
+        example: "The system killed a process that used too much memory; a node lost power.",
+        fix: "Look at the output of that rank and at its node's log, then start the run again.",
+    },
+    Code {
+        code: "PL0566",
+        title: "a tensor that is spread over processes",
+        text: "Reading a global tensor needs all of its shards, and this process has those of one rank.",
+        example: "Session::read of a sharded weight under torchrun.",
+        fix: "Read it in a run with one process, or read what this rank holds.",
+    },
+    Code {
+        code: "PL0567",
+        title: "CPU ranks in several processes",
+        text: "Ranks on the CPU exchange data in memory, so they are threads of one process.",
+        example: "torchrun --nproc-per-node 2 planc run model.plan, without --device cuda.",
+        fix: "Add --device cuda, or run planc once and without a launcher.",
     },
     Code {
         code: "PL0601",
@@ -634,5 +707,13 @@ pub const CODES: &[Code] = &[
                a result.",
         example: "A driver or a library with a bug, faulty memory, or a bug of planc.",
         fix: "Report it with the lines that the command printed. Do not train on this machine.",
+    },
+    Code {
+        code: "PL0632",
+        title: "the GPU differs from the CPU",
+        text: "`planc run --compare cpu` ran every instruction on both, from the same operands, and one \
+               result is further away than rounding explains. The message names the first.",
+        example: "A kernel that reads beyond a shard.",
+        fix: "Report it, with the plan. `planc doctor --check` shows whether the op is wrong by itself.",
     },
 ];

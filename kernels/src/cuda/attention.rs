@@ -21,8 +21,7 @@ const MAX_D: usize = 256;
 /// What a library may need for itself besides what its graph asks for.
 const LIBRARY_OWN: u64 = 1 << 20;
 
-pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
-    let call = &calls[0];
+pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     let shape = match call.op {
         Op::Attention(it) => shape(call, it, false),
         Op::AttentionGrad(it) => shape(call, &it.forward(), true),

@@ -92,7 +92,7 @@ impl CompareBackend {
         let (mut tested, mut reference) = (vec![0; bound.bytes()], vec![0; bound.bytes()]);
         self.tested.read(buffer, &mut tested)?;
         self.reference.read(buffer, &mut reference)?;
-        self.reference.write(buffer, &tested)?;
+        self.reference.write_at(buffer, 0, &tested)?;
         let comparison = Comparison {
             at,
             rank: self.plan.rank,
@@ -178,9 +178,9 @@ impl Backend for CompareBackend {
         Ok(())
     }
 
-    fn write(&mut self, buffer: Buffer, bytes: &[u8]) -> Result<(), RunError> {
-        self.tested.write(buffer, bytes)?;
-        self.reference.write(buffer, bytes)
+    fn write_at(&mut self, buffer: Buffer, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
+        self.tested.write_at(buffer, offset, bytes)?;
+        self.reference.write_at(buffer, offset, bytes)
     }
 
     fn read(&self, buffer: Buffer, bytes: &mut [u8]) -> Result<(), RunError> {

@@ -331,8 +331,9 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn write(&mut self, buffer: Buffer, bytes: &[u8]) -> Result<(), RunError> {
-        self.memory.bytes_mut(&self.plan.buffers[buffer]).copy_from_slice(bytes);
+    fn write_at(&mut self, buffer: Buffer, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
+        let all = self.memory.bytes_mut(&self.plan.buffers[buffer]);
+        all[offset..offset + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
@@ -594,8 +595,8 @@ mod tests {
             }
             let next = || queues.next();
             std::iter::from_fn(next)
-                .map(|it| match it {
-                    (_, Work::Record(event)) => event.as_u32(),
+                .map(|(_, work)| match work {
+                    Work::Record(event) => event.as_u32(),
                     _ => unreachable!("only records were queued"),
                 })
                 .collect()

@@ -416,9 +416,9 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
-    fn write(&mut self, buffer: Buffer, bytes: &[u8]) -> Result<(), RunError> {
-        assert_eq!(bytes.len(), self.bound.buffers[buffer].bytes(), "the whole buffer");
-        self.staging.borrow_mut().write(self.address(buffer), bytes)
+    fn write_at(&mut self, buffer: Buffer, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
+        assert!(offset + bytes.len() <= self.bound.buffers[buffer].bytes(), "within the buffer");
+        self.staging.borrow_mut().write(self.address(buffer) + offset as u64, bytes)
     }
 
     fn read(&self, buffer: Buffer, bytes: &mut [u8]) -> Result<(), RunError> {
