@@ -175,8 +175,8 @@ impl Backend for Noting {
     fn finish(&mut self) -> Result<(), RunError> {
         self.note("finish")
     }
-    fn write(&mut self, _: Buffer, _: &[u8]) -> Result<(), RunError> {
-        self.note("write")
+    fn write_at(&mut self, _: Buffer, _: usize, _: &[u8]) -> Result<(), RunError> {
+        self.note("write_at")
     }
     fn read(&self, _: Buffer, _: &mut [u8]) -> Result<(), RunError> {
         Ok(())
