@@ -97,9 +97,10 @@ impl Place {
     }
 
     fn cuda(&self) -> Arc<MakeBackend> {
-        let mut options = CudaOptions::from_env();
-        options.timeout = self.timeout.unwrap_or(options.timeout);
+        let timeout = self.timeout;
         Arc::new(move |plan, bound, rank| {
+            let mut options = CudaOptions::from_env()?;
+            options.timeout = timeout.unwrap_or(options.timeout);
             let gpu = Gpu::open(rank.gpu(driver::n_devices()?))?;
             let control = rank.control.clone();
             let backend = CudaBackend::new(plan, bound.clone(), gpu, None, control, options)?;
