@@ -8,9 +8,7 @@ use ir::ops::Attention;
 use ir::{DType, Op};
 use smallvec::SmallVec;
 
-use crate::cuda::launch::{
-    BLOCK, arg, grid, launch, need, program, result, size, sized, typed,
-};
+use crate::cuda::launch::{BLOCK, arg, grid, launch, need, program, result, size, sized, typed};
 use crate::cuda::{
     Arg, AttentionCall, AttentionShape, Function, Launch, OpCall, Operand, Pointer, Program,
     Unsupported, Work,
@@ -74,12 +72,7 @@ pub fn transpose_lse(from: Pointer, to: Pointer, [batch, rows, cols]: [usize; 3]
         grid: [blocks as u32, 1, 1],
         block: 256,
         shared: 0,
-        args: vec![
-            Arg::Pointer(from),
-            Arg::Pointer(to),
-            size(rows as u64),
-            size(cols as u64),
-        ],
+        args: vec![Arg::Pointer(from), Arg::Pointer(to), size(rows as u64), size(cols as u64)],
     }
 }
 
@@ -127,10 +120,9 @@ fn backward(call: &OpCall<'_>, shape: &AttentionShape) -> Result<Program, Unsupp
         work.push(launch(function(shape, "attention_delta"), blocks, BLOCK, args));
     }
     let operands = [arg(0), arg(1), arg(2), arg(4), arg(5), delta];
-    for (entry, counted, results) in [
-        ("attention_grad_q", q_tiles, 0..1),
-        ("attention_grad_kv", kv_tiles, 1..3),
-    ] {
+    for (entry, counted, results) in
+        [("attention_grad_q", q_tiles, 0..1), ("attention_grad_kv", kv_tiles, 1..3)]
+    {
         let args = operands.into_iter().chain(results.map(result)).chain(sizes(shape)).collect();
         work.extend(tiles(call, shape, entry, counted, args)?);
     }

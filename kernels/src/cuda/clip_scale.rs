@@ -11,8 +11,7 @@ pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
     for index in 0..2 {
         need(call, index, DType::F32)?;
     }
-    let function =
-        Function { source: "clip_scale.cu", defines: Vec::new(), entry: "clip_scale" };
+    let function = Function { source: "clip_scale.cu", defines: Vec::new(), entry: "clip_scale" };
     let limit = bits(it.max_norm.map_or(f64::NAN, |it| it.0));
     let args = vec![arg(0), arg(1), result(0), result(1), limit];
     Ok(program([launch(function, [1, 1, 1], 1, args)]))

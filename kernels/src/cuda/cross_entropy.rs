@@ -70,11 +70,8 @@ fn by_row(
         return Err(Unsupported::new(call, format!("{n} columns are too many for its kernel")));
     };
     let block = if n * logits.dtype.bytes() >= LONG_ROW { 512 } else { 128 };
-    let function = Function {
-        source: "cross_entropy.cu",
-        defines: vec![typed("X", logits.dtype)],
-        entry,
-    };
+    let function =
+        Function { source: "cross_entropy.cu", defines: vec![typed("X", logits.dtype)], entry };
     let sizes = [Arg::I32(columns), Arg::I32(extent)];
     let args = operands(call, sizes.into_iter().chain(rest));
     Ok(launch(function, grid(call, n_rows)?, block, args))

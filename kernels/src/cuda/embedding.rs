@@ -49,8 +49,7 @@ fn scatter(call: &OpCall<'_>, padding_idx: Option<i64>) -> Result<Program, Unsup
     let d = out.shape[1] as u64;
     let vector = vector_length(&[dy]);
     let width = if d.is_multiple_of(vector) { vector } else { 1 };
-    let defines =
-        vec![typed("X", dy.dtype), typed("OUT", out.dtype), sized("WIDTH", width)];
+    let defines = vec![typed("X", dy.dtype), typed("OUT", out.dtype), sized("WIDTH", width)];
     let function =
         |entry| Function { source: "embedding_grad.cu", defines: defines.clone(), entry };
     let ends = Arg::Pointer(Pointer::Workspace(0));

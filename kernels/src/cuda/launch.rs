@@ -3,9 +3,7 @@
 use ir::DType;
 use smallvec::SmallVec;
 
-use crate::cuda::{
-    Arg, Function, Launch, OpCall, Operand, Pointer, Program, Unsupported, Work,
-};
+use crate::cuda::{Arg, Function, Launch, OpCall, Operand, Pointer, Program, Unsupported, Work};
 
 /// Multiprocessors of an H200; on another GPU grids are merely a little uneven.
 pub(super) const N_SMS: u64 = 132;

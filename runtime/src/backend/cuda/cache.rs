@@ -14,7 +14,8 @@ impl Cache {
     /// `$XDG_CACHE_HOME/planc`, else `~/.cache/planc`.
     pub fn of_user() -> Cache {
         // A relative path is to be ignored, says the XDG specification.
-        let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|it| it.is_absolute());
+        let absolute =
+            |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|it| it.is_absolute());
         let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
         Cache(caches.map(|it| it.join("planc")))
     }
@@ -53,7 +54,8 @@ pub(crate) mod tests {
 
     impl Temporary {
         pub(crate) fn new(test: &str) -> Temporary {
-            let folder = std::env::temp_dir().join(format!("planc-cache-{test}-{}", std::process::id()));
+            let folder =
+                std::env::temp_dir().join(format!("planc-cache-{test}-{}", std::process::id()));
             let _ = std::fs::remove_dir_all(&folder);
             Temporary(Cache::at(&folder), folder)
         }

@@ -21,12 +21,12 @@ use std::ptr;
 use std::sync::Arc;
 
 use cudarc::cublaslt::sys::{
-    cublasComputeType_t, cublasLtContext, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t,
-    cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulDescOpaque_t,
-    cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
+    cublasComputeType_t, cublasLtContext, cublasLtEpilogue_t, cublasLtHandle_t,
+    cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as DescAttribute,
+    cublasLtMatmulDescOpaque_t, cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
     cublasLtMatmulPreferenceAttributes_t as PrefAttribute, cublasLtMatmulPreferenceOpaque_t,
-    cublasLtMatrixLayout_t, cublasLtMatrixLayoutOpaque_t, cublasLtReductionScheme_t, cublasStatus_t,
-    cudaDataType, cudaStream_t,
+    cublasLtMatrixLayout_t, cublasLtMatrixLayoutOpaque_t, cublasLtReductionScheme_t,
+    cublasStatus_t, cudaDataType, cudaStream_t,
 };
 use ir::DType;
 use kernels::cuda::{GEMM_WORKSPACE, GemmCall, Matrix, Pointer};
@@ -137,10 +137,11 @@ impl Problem {
 /// `bf16[8192, 4096] bf16[6144, 4096]^T -> f32 + c + bias`: operands as stored.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let operand = |(dtype, transposed): (DType, bool), rows: usize, cols: usize| match transposed {
-            false => format!("{}[{rows}, {cols}]", dtype.name()),
-            true => format!("{}[{cols}, {rows}]^T", dtype.name()),
-        };
+        let operand =
+            |(dtype, transposed): (DType, bool), rows: usize, cols: usize| match transposed {
+                false => format!("{}[{rows}, {cols}]", dtype.name()),
+                true => format!("{}[{cols}, {rows}]^T", dtype.name()),
+            };
         let (a, b) = (operand(self.a, self.m, self.k), operand(self.b, self.k, self.n));
         write!(f, "{a} {b} -> {}", self.out.name())?;
         f.write_str(if self.accumulate { " + c" } else { "" })?;
@@ -243,7 +244,10 @@ impl Descriptors {
 
     fn set<T>(&self, attribute: DescAttribute, value: &T) -> Result<(), RunError> {
         let value = ptr::from_ref(value).cast();
-        lt!(self.lt, cublasLtMatmulDescSetAttribute(self.operation.raw, attribute, value, size_of::<T>()))
+        lt!(
+            self.lt,
+            cublasLtMatmulDescSetAttribute(self.operation.raw, attribute, value, size_of::<T>())
+        )
     }
 
     fn set_bias(&self, address: u64) -> Result<(), RunError> {

@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 
 use kernels::cuda::{GEMM_WORKSPACE, GemmCall};
 
-use super::{
-    ALIGNMENT, Addresses, Algorithm, CublasLt, Descriptors, Problem, version_text,
-};
+use super::{ALIGNMENT, Addresses, Algorithm, CublasLt, Descriptors, Problem, version_text};
 use crate::backend::cuda::cache::Cache;
 use crate::backend::cuda::driver::{CudaEvent, CudaStream, Device, DeviceMemory, cuda};
 use crate::error::RunError;
@@ -252,7 +250,8 @@ fn fill(memory: &DeviceMemory) -> Result<(), RunError> {
 fn numbers(n: usize) -> Vec<u16> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let number = |_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let unit = (state >> 40) as f32 / (1 << 24) as f32;
         half::bf16::from_f32(2.0 * unit - 1.0).to_bits()
     };
@@ -358,7 +357,8 @@ mod tests {
     fn numbers_to_measure_with_are_finite_in_both_types() {
         let bits = numbers(1 << 12);
         let bf16 = bits.iter().map(|&it| half::bf16::from_bits(it).to_f32());
-        let f32 = bits.chunks(2).map(|it| f32::from_bits(u32::from(it[1]) << 16 | u32::from(it[0])));
+        let f32 =
+            bits.chunks(2).map(|it| f32::from_bits(u32::from(it[1]) << 16 | u32::from(it[0])));
         assert!(bf16.chain(f32).all(|it| it.abs() <= 1.01));
     }
 }
