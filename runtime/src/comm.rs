@@ -5,3 +5,4 @@
 
 pub mod control;
 pub mod local;
+pub mod nccl;
