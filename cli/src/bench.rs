@@ -7,13 +7,14 @@ use ir::plan::Plan;
 use ir::summary::Summary;
 use runtime::bench::Kind;
 use runtime::exec::MemoryUse;
-use runtime::{BenchOptions, BenchReport, SessionOptions};
+use runtime::{BenchOptions, BenchReport};
 use serde_json::json;
 
 use crate::input::{self, ModelArgs};
+use crate::place::PlaceArgs;
 use crate::report::{Format, Outcome, Ui, print, print_json};
-use crate::run::{DeviceArgs, failure};
-use crate::table::{Align, Table, bytes, grouped, plural};
+use crate::run::failure;
+use crate::table::{Align, Table, bytes, grouped};
 use crate::words::mesh_text;
 
 /// Times steps of a plan on generated tokens and random weights; a model is compiled first.
@@ -25,7 +26,7 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
-    device: DeviceArgs,
+    place: PlaceArgs,
     /// Steps to time, of which the median is reported.
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
@@ -37,9 +38,10 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let plan = input::plan(&args.input, &args.model)?;
-    let session = SessionOptions { seed: plan.run.seed, ..args.device.session(&plan)? };
-    let speaks = session.launch.is_first();
-    let options = BenchOptions { warmup: args.warmup, steps: args.steps, session };
+    let place = args.place.place(None).map_err(|it| failure(&it, &args.input))?;
+    let speaks = place.launch.is_first();
+    let seed = plan.run.seed;
+    let options = BenchOptions { warmup: args.warmup, steps: args.steps, seed, place };
     let report = runtime::bench(&plan, &options).map_err(|it| failure(&it, &args.input))?;
     if !speaks {
         return Ok(());
@@ -86,7 +88,9 @@ impl Figures {
 
     fn text(&self, plan: &Plan, report: &BenchReport) -> String {
         let ms = |seconds: f64| format!("{:.1} ms", seconds * 1e3);
-        let of = |pick: fn(f64, f64) -> f64, start: f64| report.seconds.iter().copied().fold(start, pick);
+        let of = |pick: fn(f64, f64) -> f64, start: f64| {
+            report.seconds.iter().copied().fold(start, pick)
+        };
         let ranks = plan.mesh.n_ranks();
         let mut res = format!("{} on {}\n\n", plan.name, mesh_text(&plan.mesh));
         let mut line = |name: &str, text: String| {
@@ -132,7 +136,7 @@ impl Figures {
         res.push_str(&table.text());
         let timed: f64 =
             report.kinds.iter().filter(|it| *it.0 != Kind::Collectives).map(|it| it.1).sum();
-        let _ = writeln!(res, "{:13}of one step with {} timed", "time", plural(2, "instruction"));
+        let _ = writeln!(res, "{:13}of one step in which every instruction is timed", "time");
         let mut table = Table::new(13, &[Align::Right, Align::Right, Align::Left]);
         for (kind, ms) in &report.kinds {
             let share = match kind {

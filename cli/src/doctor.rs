@@ -3,31 +3,80 @@
 use std::fmt::Write as _;
 
 use runtime::RunError;
+use runtime::backend::cuda::check::{CheckLine, Summary as CheckSummary, check_ops};
 use runtime::backend::cuda::doctor::{self, Gpu, Link, Report};
+use runtime::backend::cuda::driver::Device;
 use runtime::backend::cuda::library;
 use serde_json::json;
 
 use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
-use crate::table::{WIDTH, bytes, wrapped};
+use crate::table::{WIDTH, bytes, plural, wrapped};
 
 /// Shows the driver, the GPUs, the libraries, the links, and what is missing.
 ///
 /// Ends with exit code 1 if plans cannot run on a GPU of this machine.
 #[derive(Debug, clap::Args)]
-pub struct Args {}
+pub struct Args {
+    /// Also run every op on GPU 0 and compare it with its reference; `-v` lists all of them.
+    #[arg(long)]
+    check: bool,
+}
 
 /// Runs the command.
-pub fn run(_args: &Args, ui: &Ui) -> Outcome {
+pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let report = doctor::report();
     match ui.format {
         Format::Text => print(&text(&report)),
         Format::Json => print_json(&as_json(&report))?,
     }
-    if report.is_ready() {
-        return Ok(());
+    if !report.is_ready() {
+        return Err(Failure::new("PL0630", "plans cannot run on a GPU of this machine")
+            .help("get what is missing above; `planc run --device cpu` needs none of it"));
     }
-    Err(Failure::new("PL0630", "plans cannot run on a GPU of this machine")
-        .help("get what is missing above; `planc run --device cpu` needs none of it"))
+    if args.check { check(ui) } else { Ok(()) }
+}
+
+/// Runs every op on the first GPU.
+fn check(ui: &Ui) -> Outcome {
+    let mut report = |line: &CheckLine| {
+        if line.outcome.is_err() || ui.verbose {
+            print(&check_text(line, ui.format));
+        }
+    };
+    let device = Device::open(0).and_then(|it| check_ops(it, &mut report));
+    let summary = device.map_err(|it| Failure::new(it.code(), it.to_string()))?;
+    let CheckSummary { n_checked, n_failed } = summary;
+    if ui.format == Format::Json {
+        print(&format!("{}\n", json!({ "checked": n_checked, "failed": n_failed })));
+    } else {
+        print(&format!("{:COLUMN$}{n_checked} cases of ops, {n_failed} failed\n", "check"));
+    }
+    match n_failed {
+        0 => Ok(()),
+        n => Err(Failure::new(
+            "PL0631",
+            format!("this GPU computes {} wrong", plural(n as u64, "case")),
+        )
+        .help("report it with the lines above, and do not train on this machine")),
+    }
+}
+
+fn check_text(line: &CheckLine, format: Format) -> String {
+    let CheckLine { op, operands, dtype, outcome } = line;
+    if format == Format::Json {
+        let object = json!({
+            "op": op,
+            "operands": operands,
+            "dtype": dtype.name(),
+            "error": outcome.as_ref().ok(),
+            "wrong": outcome.as_ref().err(),
+        });
+        return format!("{object}\n");
+    }
+    match outcome {
+        Ok(error) => format!("{:COLUMN$}{error:.1e}  {op} of {operands}\n", "ok"),
+        Err(why) => format!("{:COLUMN$}{op} of {operands}: {why}\n", "WRONG"),
+    }
 }
 
 fn text(report: &Report) -> String {

@@ -81,15 +81,15 @@ __device__ __forceinline__ int label_column(int label, i64 start, int extent) {
     return label >= 0 && column >= 0 && column < extent ? (int)column : -1;
 }
 
-// `picked` and `spread` are the bits of f64: the weights of the label's logit and of every logit.
+// `picked` and `spread` are the weights of the label's logit and of every logit.
 extern "C" __global__ void __launch_bounds__(512)
 ce_stats(const X* __restrict__ logits, const int* __restrict__ labels, const float* __restrict__ m,
          float* __restrict__ sumexp, float* __restrict__ target, int n, int extent, i64 start,
-         i64 picked, i64 spread) {
+         f64 picked, f64 spread) {
     const X* row = logits + (i64)blockIdx.x * n;
     float max = m[blockIdx.x];
-    f64 weight = __longlong_as_double(spread), sum = 0, all = 0;
-    bool smooth = weight != 0;
+    f64 sum = 0, all = 0;
+    bool smooth = spread != 0;
     for_row(row, extent, [&](auto& x) {
         // At most eight terms in f32, the rest in f64, as the reference sums.
         float exps = 0;
@@ -109,7 +109,7 @@ ce_stats(const X* __restrict__ logits, const int* __restrict__ labels, const flo
     int column = label_column(labels[blockIdx.x], start, extent);
     f64 logit = column < 0 ? 0.0 : (f64)to_f32(row[column]);
     sumexp[blockIdx.x] = (float)sum;
-    target[blockIdx.x] = (float)(__longlong_as_double(picked) * logit + weight * all);
+    target[blockIdx.x] = (float)(picked * logit + spread * all);
 }
 
 // Vectors `i`, `i + step`, ... U in all, all read before the first is written.

@@ -1,5 +1,6 @@
 // `rms_norm_grad` and `layer_norm_grad`. Macros: X, DY and W (element types of rows, of the gradient and
-// of the weight), LAYER, RESIDUAL, ROW_THREADS and VECTORS as in norm.cu.
+// of the weight), LAYER, RESIDUAL, ROW_THREADS and VECTORS as in norm.cu, RESIDENT (blocks that a multiprocessor
+// has room for: the grid is as many as run at once).
 //
 // A block does many rows, and sums its share of the gradients of weight and bias: rows of `dw_parts`
 // and `db_parts`, one for each group of ROW_THREADS threads of the grid, which sum_leading.cu adds up.
@@ -54,7 +55,7 @@ __device__ __forceinline__ void add_residual(float* dx, const X* dres) {
 }
 
 // `dx` may be the memory of `dres`.
-extern "C" __global__ void __launch_bounds__(BLOCK)
+extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
 normalize_grad(X* dx, float* dw_parts, float* db_parts, const DY* dy, const X* x, const W* w,
                const float* mean, const float* rstd, const X* dres, i64 rows, int columns, float center) {
     constexpr int ROWS_EACH = BLOCK / ROW_THREADS;

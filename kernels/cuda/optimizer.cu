@@ -73,24 +73,22 @@ struct AdamStep {
     }
 };
 
-// `beta1` and `beta2` are the bits of f64.
 __device__ __forceinline__ AdamStep adam_step(const float* scale, const float* lr, const float* step,
-                                              i64 beta1, i64 beta2, float eps) {
+                                              f64 beta1, f64 beta2, float eps) {
     __shared__ float biases[2];
-    f64 b1 = __longlong_as_double(beta1), b2 = __longlong_as_double(beta2);
     if (threadIdx.x == 0) {
-        biases[0] = (float)((f64)*lr / (1.0 - pow(b1, (f64)*step)));
-        biases[1] = (float)sqrt(1.0 - pow(b2, (f64)*step));
+        biases[0] = (float)((f64)*lr / (1.0 - pow(beta1, (f64)*step)));
+        biases[1] = (float)sqrt(1.0 - pow(beta2, (f64)*step));
     }
     __syncthreads();
-    return {*scale, (float)(1.0 - b1), (float)b2, (float)(1.0 - b2), biases[0], biases[1], eps};
+    return {*scale, (float)(1.0 - beta1), (float)beta2, (float)(1.0 - beta2), biases[0], biases[1], eps};
 }
 
 // A block for each (tensor, chunk) pair, here and below.
 extern "C" __global__ void __launch_bounds__(THREADS)
 adamw(const Tensor* __restrict__ tensors, const uint2* __restrict__ chunks,
       const float* __restrict__ scale, const float* __restrict__ lr, const float* __restrict__ step,
-      i64 beta1, i64 beta2, float eps) {
+      f64 beta1, f64 beta2, float eps) {
     uint2 chunk = chunks[blockIdx.x];
     Tensor t = tensors[chunk.x];
     AdamStep adam = adam_step(scale, lr, step, beta1, beta2, eps);
@@ -104,7 +102,7 @@ adamw(const Tensor* __restrict__ tensors, const uint2* __restrict__ chunks,
 extern "C" __global__ void __launch_bounds__(THREADS)
 adam(const Tensor* __restrict__ tensors, const uint2* __restrict__ chunks,
      const float* __restrict__ scale, const float* __restrict__ lr, const float* __restrict__ step,
-     i64 beta1, i64 beta2, float eps) {
+     f64 beta1, f64 beta2, float eps) {
     uint2 chunk = chunks[blockIdx.x];
     Tensor t = tensors[chunk.x];
     AdamStep adam = adam_step(scale, lr, step, beta1, beta2, eps);

@@ -8,6 +8,7 @@ use ir::plan::{Instruction, Plan, PlanSection};
 use crate::data::Data;
 use crate::error::RunError;
 use crate::exec::{MemoryUse, Span};
+use crate::place::Place;
 use crate::session::{Session, SessionOptions};
 
 /// How to time.
@@ -17,8 +18,10 @@ pub struct BenchOptions {
     pub warmup: u64,
     /// Steps to time; at least 1.
     pub steps: u64,
+    /// Seed of weights and tokens.
+    pub seed: u64,
     /// Where to run.
-    pub session: SessionOptions,
+    pub place: Place,
 }
 
 /// What was measured.
@@ -82,8 +85,10 @@ impl BenchReport {
 
 /// Times steps on generated tokens and random weights.
 pub fn bench(plan: &Plan, options: &BenchOptions) -> Result<BenchReport, RunError> {
-    let data = Data::synthetic(&plan.run, options.session.seed);
-    let session = Session::new(plan, &options.session)?;
+    let data = Data::synthetic(&plan.run, options.seed);
+    let hosted = options.place.host(plan, options.seed)?;
+    let session = SessionOptions { seed: options.seed, ..SessionOptions::default() };
+    let session = options.place.start(plan, &session, hosted)?;
     session.prepare()?;
     let (mut first, mut seconds, mut loss) = (None, Vec::new(), None);
     for step in 1..=options.warmup + options.steps.max(1) {

@@ -509,7 +509,11 @@ impl Drop for Session {
 }
 
 /// CPU backends that meet in this process.
-fn cpu_backends(plan: &Plan, options: &SessionOptions, hosted: &Hosted) -> Arc<MakeBackend> {
+pub(crate) fn cpu_backends(
+    plan: &Plan,
+    options: &SessionOptions,
+    hosted: &Hosted,
+) -> Arc<MakeBackend> {
     let order = stream_key(&plan.name) ^ options.order_seed.rotate_left(32);
     let options = CpuOptions { order_seed: order, check: options.check };
     // A plan that is broken may have communicators that cannot be; it is refused before it is used.
@@ -697,7 +701,7 @@ fn dropout_seed(seed: u64, step: u64, micro_batch: u32) -> u32 {
 }
 
 /// How many ranks a plan has, if they can be threads.
-fn check_ranks(plan: &Plan) -> Result<u64, RunError> {
+pub(crate) fn check_ranks(plan: &Plan) -> Result<u64, RunError> {
     // A mesh of many axes may have more ranks than a u64 counts.
     let sizes = plan.mesh.axes.iter().map(|it| u64::from(it.size));
     let ranks = sizes.fold(1u64, u64::saturating_mul);

@@ -493,6 +493,14 @@ pub const CODES: &[Code] = &[
         fix: "Change the model, or run with `--device cpu`, which runs every op.",
     },
     Code {
+        code: "PL0547",
+        title: "ranks that must be threads",
+        text: "Ranks on the CPU exchange data through memory, so that they are threads of one process. A \
+               launcher's variables say that this process is one of several.",
+        example: "torchrun --nproc_per_node 2 planc run model.plan --device cpu.",
+        fix: "Start planc without the launcher, or run with `--device cuda`.",
+    },
+    Code {
         code: "PL0550",
         title: "a kernel that does not compile",
         text: "planc compiles its kernels with NVRTC when a plan is loaded. NVRTC does not take one of \
@@ -690,5 +698,22 @@ pub const CODES: &[Code] = &[
                missing and how to get it.",
         example: "A login node without GPUs.",
         fix: "Install what is missing, or run with `--device cpu`.",
+    },
+    Code {
+        code: "PL0631",
+        title: "a GPU that computes something else",
+        text: "`planc doctor --check` ran every op on the GPU and found results that differ from the \
+               op's reference by more than rounding, elements that were not written, or writes beside \
+               a result.",
+        example: "A driver or a library with a bug, faulty memory, or a bug of planc.",
+        fix: "Report it with the lines that the command printed. Do not train on this machine.",
+    },
+    Code {
+        code: "PL0632",
+        title: "the GPU differs from the CPU",
+        text: "`planc run --compare cpu` ran every instruction on both, from the same operands, and one \
+               result is further away than rounding explains. The message names the first.",
+        example: "A kernel that reads beyond a shard.",
+        fix: "Report it, with the plan. `planc doctor --check` shows whether the op is wrong by itself.",
     },
 ];

@@ -10,8 +10,8 @@ use smallvec::SmallVec;
 
 use crate::cuda::launch::{BLOCK, arg, grid, launch, need, program, result, size, sized, typed};
 use crate::cuda::{
-    Arg, AttentionCall, AttentionShape, Function, Launch, OpCall, Operand, Pointer, Program,
-    Unsupported, Work,
+    Arg, AttentionCall, AttentionShape, Function, OpCall, Operand, Pointer, Program, Unsupported,
+    Work,
 };
 
 /// Rows and columns of a tile of scores; `TILE` of `attention.cu`.
@@ -21,8 +21,7 @@ const MAX_D: usize = 256;
 /// What a library may need for itself besides what its graph asks for.
 const LIBRARY_OWN: u64 = 1 << 20;
 
-pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
-    let call = &calls[0];
+pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     let shape = match call.op {
         Op::Attention(it) => shape(call, it, false),
         Op::AttentionGrad(it) => shape(call, &it.forward(), true),
@@ -40,7 +39,7 @@ pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         fallback: own.work.into_vec(),
         scratch: 0,
     };
-    let workspace = own.workspace.max(library_scratch(&shape));
+    let workspace = own.workspace.max(library_scratch(&shape).end);
     Ok(Program { workspace, ..program([Work::Attention(attention)]) })
 }
 
@@ -50,30 +49,34 @@ pub fn library_takes(shape: &AttentionShape) -> bool {
     dtype == DType::Bf16 && matches!(d, 64 | 128) && [batch, s, t, heads].iter().all(|&it| it > 0)
 }
 
-/// Bytes of workspace that a library gets, in this order, each part a multiple of 256: its statistic,
-/// f32 `[batch, heads, s]`; for the gradient the rows' sums, like it, and the f32 sums of `dq`; then
-/// what its plan asks for.
-pub fn library_scratch(shape: &AttentionShape) -> u64 {
-    let AttentionShape { batch, s, heads, d, .. } = *shape;
-    let rows = (batch * heads * s) as u64 * 4;
-    let parts = match shape.backward {
-        false => [rows, 0, 0, LIBRARY_OWN],
-        true => [rows, rows, rows * d as u64, rows * d as u64 + LIBRARY_OWN],
-    };
-    parts.iter().map(|it| it.next_multiple_of(256)).sum()
+/// Where a library's attention has its scratch: bytes from [`AttentionCall::scratch`] on, multiples of
+/// 256. The forward pass needs none but its plan's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LibraryScratch {
+    /// For the gradient: a sum for each row, f32 `[batch, heads, s]`.
+    pub sums: u64,
+    /// For the gradient: `dq` in f32, `[batch, heads, s, d]`.
+    pub dq: u64,
+    /// What the plan asks for, up to `end`.
+    pub own: u64,
+    /// Bytes of all.
+    pub end: u64,
 }
 
-/// Copies f32 `from[batch, rows, cols]` to `to[batch, cols, rows]`; no size is 0. `lse` is `[batch, s,
-/// heads]`, and what a library takes or gives `[batch, heads, s]`.
-pub fn transpose_lse(from: Pointer, to: Pointer, [batch, rows, cols]: [usize; 3]) -> Launch {
-    let blocks = batch * rows.div_ceil(32) * cols.div_ceil(32);
-    Launch {
-        function: Function { source: "lse.cu", defines: Vec::new(), entry: "transpose_f32" },
-        grid: [blocks as u32, 1, 1],
-        block: 256,
-        shared: 0,
-        args: vec![Arg::Pointer(from), Arg::Pointer(to), size(rows as u64), size(cols as u64)],
-    }
+/// See [`LibraryScratch`].
+pub fn library_scratch(shape: &AttentionShape) -> LibraryScratch {
+    let [batch, heads, s, t, d] =
+        [shape.batch, shape.heads, shape.s, shape.t, shape.d].map(|it| it as u64);
+    let rows = batch * heads * s * 4;
+    // cuDNN's gradient keeps dk and dv of each query head in bf16, before it adds those of a group.
+    let [sums, dq, heads_kv] = match shape.backward {
+        false => [0; 3],
+        true => [rows, rows * d, 2 * batch * heads * t * d * 2],
+    };
+    let dq_at = sums.next_multiple_of(256);
+    let own = dq_at + dq.next_multiple_of(256);
+    let end = own + heads_kv.next_multiple_of(256) + LIBRARY_OWN;
+    LibraryScratch { sums: 0, dq: dq_at, own, end }
 }
 
 fn shape(call: &OpCall<'_>, op: &Attention, backward: bool) -> AttentionShape {
@@ -175,4 +178,52 @@ fn sizes(shape: &AttentionShape) -> [Arg; 6] {
         Arg::I32(i32::from(shape.causal)),
         Arg::F32(shape.scale),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: AttentionShape = AttentionShape {
+        backward: true,
+        dtype: DType::Bf16,
+        batch: 3,
+        s: 33,
+        t: 77,
+        heads: 8,
+        kv_heads: 2,
+        d: 64,
+        causal: false,
+        scale: 0.125,
+    };
+
+    /// What cuDNN 9.19 asks for: 256 bytes, and for the gradient what is written here beside the shape.
+    #[test]
+    fn a_library_has_the_scratch_that_its_plans_ask_for() {
+        let room = |shape: &AttentionShape| {
+            let it = library_scratch(shape);
+            it.end - it.own
+        };
+        assert!(room(&AttentionShape { backward: false, ..SHAPE }) >= 256);
+        for (batch, heads, t, d, needed) in [
+            (1, 32, 8192, 128, 134_217_984),
+            (2, 32, 8192, 128, 268_435_712),
+            (3, 4, 77, 128, 473_344),
+            (2, 8, 1024, 128, 8_388_864),
+            (2, 8, 77, 64, 315_648),
+        ] {
+            let shape = AttentionShape { batch, heads, t, d, ..SHAPE };
+            assert!((needed..needed + (2 << 20)).contains(&room(&shape)), "{shape:?}");
+        }
+    }
+
+    #[test]
+    fn parts_of_the_scratch_do_not_overlap() {
+        let it = library_scratch(&SHAPE);
+        let rows = 3 * 8 * 33 * 4;
+        assert!(it.sums + rows <= it.dq);
+        assert!(it.dq + rows * 64 <= it.own);
+        assert!(it.own < it.end);
+        assert!([it.sums, it.dq, it.own, it.end].iter().all(|it| it % 256 == 0));
+    }
 }

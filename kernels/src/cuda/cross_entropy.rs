@@ -3,7 +3,7 @@
 use ir::{DType, Op};
 
 use crate::cuda::launch::{
-    BLOCK, arg, bits, elements, grid, launch, need, program, result, rows, size, typed,
+    BLOCK, arg, double, elements, grid, launch, need, program, result, rows, size, typed,
 };
 use crate::cuda::{Arg, Function, OpCall, Program, Unsupported, Work};
 
@@ -12,14 +12,13 @@ const LOSS_BLOCK: u32 = 1024;
 /// Bytes of a row from which on a block has the most threads.
 const LONG_ROW: u64 = 16 << 10;
 
-pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
-    let call = &calls[0];
+pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     let work = match call.op {
         Op::CeMax(_) => by_row(call, "ce_max", [])?,
         Op::CeStats(it) => {
             check(call, 1, &[2])?;
             let eps = it.label_smoothing.0;
-            let weights = [bits(1.0 - eps), bits(spread(call, eps))];
+            let weights = [double(1.0 - eps), double(spread(call, eps))];
             by_row(call, "ce_stats", [size(call.bounds[0].start), weights[0], weights[1]])?
         }
         Op::CeStatsGrad(it) => {

@@ -17,8 +17,7 @@ struct Rows {
     dims: Vec<[u64; 2]>,
 }
 
-pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
-    let call = &calls[0];
+pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     let Op::Dropout(it) = call.op else { return Err(Unsupported::new(call, "it has none")) };
     need(call, 1, DType::I32)?;
     let x = &call.args[0];

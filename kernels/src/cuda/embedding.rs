@@ -8,8 +8,7 @@ use crate::cuda::launch::{
 };
 use crate::cuda::{Arg, Function, OpCall, Pointer, Program, Unsupported, Work};
 
-pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
-    let call = &calls[0];
+pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     need(call, 0, DType::I32)?;
     match call.op {
         Op::Embedding(_) => gather(call),

@@ -112,7 +112,7 @@ pub(super) fn need(call: &OpCall<'_>, index: usize, dtype: DType) -> Result<(), 
     }
 }
 
-/// The bits of an f64, for which there is no argument type of its own.
-pub(super) fn bits(x: f64) -> Arg {
+/// A `double`: its bits, since there is no argument type for it.
+pub(super) fn double(x: f64) -> Arg {
     Arg::I64(x.to_bits() as i64)
 }

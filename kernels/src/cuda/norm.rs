@@ -3,12 +3,12 @@
 //! A row is held by the threads of a warp or a block; rows too long for that, or not made of whole
 //! vectors, are read several times.
 
-use ir::Op;
 use ir::ops::Number;
+use ir::{DType, Op};
 
 use crate::cuda::fill::zeros;
 use crate::cuda::launch::{
-    N_SMS, arg, blocks, elements, launch, null, program, result, rows, size, sized, typed,
+    N_SMS, arg, blocks, elements, launch, need, null, program, result, rows, size, sized, typed,
 };
 use crate::cuda::sum_leading::Columns;
 use crate::cuda::{Arg, Function, OpCall, Operand, Pointer, Program, Unsupported};
@@ -22,6 +22,9 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
         _ => Err(Unsupported::new(call, "it is not a norm")),
     }
 }
+
+/// The most vectors that a thread holds.
+const MOST_VECTORS: u64 = 4;
 
 /// Which norm.
 #[derive(Debug, Clone, Copy)]
@@ -52,14 +55,15 @@ struct RowShape {
 }
 
 impl RowShape {
-    /// Of rows of `columns` elements of `x`, with `few` vectors a thread if that is enough, and `most`
-    /// where a block's threads are used up.
-    fn new(x: &Operand, columns: u64, few: u64, most: u64) -> RowShape {
+    /// Of rows of `columns` elements of `x`: a few vectors a thread, up to `most_threads`; then more
+    /// vectors; and then more threads.
+    fn new(x: &Operand, columns: u64, few: u64, most_threads: u64) -> RowShape {
         let vector = 16 / x.dtype.bytes();
         let n_vectors = columns / vector;
-        let threads = n_vectors.div_ceil(few).next_power_of_two().clamp(32, 1024);
+        let threads = |vectors: u64| n_vectors.div_ceil(vectors).next_power_of_two().max(32);
+        let threads = threads(few).min(most_threads).max(threads(MOST_VECTORS)).min(1024);
         let vectors = n_vectors.div_ceil(threads);
-        match columns.is_multiple_of(vector) && vectors <= most {
+        match columns.is_multiple_of(vector) && vectors <= MOST_VECTORS {
             true => RowShape { threads, vectors },
             false => RowShape {
                 threads: columns.div_ceil(8).next_power_of_two().clamp(32, 512),
@@ -75,6 +79,16 @@ impl RowShape {
 
     fn rows_each(self) -> u64 {
         self.block() / self.threads
+    }
+
+    /// Blocks of the gradient that a multiprocessor has registers for: a thread holds its part of a
+    /// row, of the gradient and of the weight as they are stored, and sums in f32.
+    fn resident(self, call: &OpCall<'_>, layer: bool) -> u64 {
+        let length = 16 / call.args[1].dtype.bytes();
+        let stored: u64 = call.args[..3].iter().map(|it| length * it.dtype.bytes() / 4).sum();
+        let sums = length * if layer { 2 } else { 1 };
+        let registers = 40 + self.vectors * (stored + sums);
+        ((64 << 10) / registers / self.block()).clamp(1, 16)
     }
 
     fn defines(self, Kind { layer, residual }: Kind) -> [String; 4] {
@@ -115,7 +129,7 @@ fn norm(call: &OpCall<'_>, kind: Kind, eps: Number, zero: bool) -> Result<Progra
     let Some((n_rows, columns)) = size_of(call, x)? else { return Ok(nothing(call)) };
     let Kind { layer, residual } = kind;
     let plain = if layer { 3 } else { 2 };
-    let shape = RowShape::new(x, columns, 4, 4);
+    let shape = RowShape::new(x, columns, 4, 1024);
     let bias = if layer { call.args[2].dtype } else { x.dtype };
     let mut defines = vec![typed("X", x.dtype), typed("W", call.args[1].dtype), typed("B", bias)];
     defines.extend(shape.defines(kind));
@@ -144,15 +158,17 @@ fn grad(call: &OpCall<'_>, kind: Kind, zero: bool) -> Result<Program, Unsupporte
     let Some((n_rows, columns)) = size_of(call, x)? else { return Ok(nothing(call)) };
     let Kind { layer, residual } = kind;
     let plain = if layer { 5 } else { 4 };
-    let shape = RowShape::new(x, columns, 2, 4);
+    (3..plain).try_for_each(|statistic| need(call, statistic, DType::F32))?;
+    let shape = RowShape::new(x, columns, 2, 256);
     let mut defines =
         vec![typed("X", x.dtype), typed("DY", call.args[0].dtype), typed("W", call.args[2].dtype)];
     defines.extend(shape.defines(kind));
+    let resident = shape.resident(call, layer);
+    defines.push(sized("RESIDENT", resident));
     let function = Function { source: "norm_grad.cu", defines, entry: "normalize_grad" };
 
     // As many blocks as run at once: each leaves a row of sums that is to be added up.
-    let resident = N_SMS * (768 / shape.block()).max(1);
-    let n_blocks = n_rows.div_ceil(shape.rows_each()).min(resident);
+    let n_blocks = n_rows.div_ceil(shape.rows_each()).min(N_SMS * resident);
     let n_parts = n_blocks * shape.rows_each();
     let bytes = (n_parts * columns * 4).next_multiple_of(256);
     let (dw, db) = (Pointer::Workspace(0), Pointer::Workspace(bytes));
@@ -173,7 +189,7 @@ fn grad(call: &OpCall<'_>, kind: Kind, zero: bool) -> Result<Program, Unsupporte
     let grid = [n_blocks as u32, 1, 1];
     let mut res = program([launch(function, grid, shape.block() as u32, args)]);
     res.workspace = if layer { 2 * bytes } else { bytes };
-    let parts = |at: Pointer| Columns { at, dtype: ir::DType::F32, rows: n_parts, columns };
+    let parts = |at: Pointer| Columns { at, dtype: DType::F32, rows: n_parts, columns };
     parts(dw).sum(Pointer::Result(1), call.results[1].dtype, &mut res);
     if layer {
         parts(db).sum(Pointer::Result(2), call.results[2].dtype, &mut res);
@@ -184,29 +200,32 @@ fn grad(call: &OpCall<'_>, kind: Kind, zero: bool) -> Result<Program, Unsupporte
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ir::DType;
 
     #[track_caller]
-    fn check(dtype: DType, columns: u64, few: u64, expected: (u64, u64)) {
+    fn check(dtype: DType, columns: u64, (few, most_threads): (u64, u64), expected: (u64, u64)) {
         let x = Operand { dtype, shape: [4, columns as usize].into_iter().collect() };
-        let shape = RowShape::new(&x, columns, few, 4);
+        let shape = RowShape::new(&x, columns, few, most_threads);
         assert_eq!((shape.threads, shape.vectors), expected);
     }
 
+    const NORM: (u64, u64) = (4, 1024);
+    const GRAD: (u64, u64) = (2, 256);
+
     #[test]
     fn rows_of_whole_vectors_are_held() {
-        check(DType::Bf16, 4096, 4, (128, 4));
-        check(DType::Bf16, 4096, 2, (256, 2));
-        check(DType::Bf16, 5120, 4, (256, 3));
-        check(DType::Bf16, 16384, 2, (1024, 2));
-        check(DType::F32, 16384, 2, (1024, 4));
-        check(DType::Bf16, 8, 4, (32, 1));
+        check(DType::Bf16, 4096, NORM, (128, 4));
+        check(DType::Bf16, 4096, GRAD, (256, 2));
+        check(DType::Bf16, 8192, GRAD, (256, 4));
+        check(DType::Bf16, 5120, NORM, (256, 3));
+        check(DType::Bf16, 16384, GRAD, (512, 4));
+        check(DType::F32, 16384, GRAD, (1024, 4));
+        check(DType::Bf16, 8, NORM, (32, 1));
     }
 
     #[test]
     fn other_rows_are_read_again() {
-        check(DType::Bf16, 5, 4, (32, 0));
-        check(DType::Bf16, 4097, 4, (512, 0));
-        check(DType::Bf16, 65536, 4, (512, 0));
+        check(DType::Bf16, 5, NORM, (32, 0));
+        check(DType::Bf16, 4097, NORM, (512, 0));
+        check(DType::Bf16, 65536, NORM, (512, 0));
     }
 }

@@ -9,7 +9,7 @@
 
 use ir::{DType, Op};
 
-use crate::cuda::launch::{arg, bits, elements, grid, launch, need, program, typed};
+use crate::cuda::launch::{arg, double, elements, grid, launch, need, program, typed};
 use crate::cuda::{Arg, Function, OpCall, Pointer, Program, Unsupported, Word};
 
 /// Elements of a block; `CHUNK` of `optimizer.cu` and of `sum_squares.cu`.
@@ -52,7 +52,7 @@ fn step(call: &OpCall<'_>) -> Result<Step, Unsupported> {
     let adam = |entry, [beta1, beta2, eps]: [f64; 3]| Step {
         entry,
         states: 3,
-        numbers: vec![bits(beta1), bits(beta2), Arg::F32(eps as f32)],
+        numbers: vec![double(beta1), double(beta2), Arg::F32(eps as f32)],
     };
     match call.op {
         Op::AdamW(it) => Ok(adam("adamw", [it.beta1.0, it.beta2.0, it.eps.0])),

@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)]
 
+pub mod attention;
 pub mod cache;
 pub mod check;
 pub mod doctor;
@@ -143,6 +144,7 @@ impl CudaBackend {
     ) -> Result<CudaBackend, RunError> {
         let lowered = lower(plan, &bound)?;
         let mut loader = Loader::new(device)?;
+        loader.tune(lowered.iter().flat_map(|it| &it.program.work), &*control)?;
         loader.load(lowered.iter().flat_map(|it| &it.program.work))?;
         let memory = Memory::new(&bound, &workspaces(plan, &lowered), comms.as_ref())?;
         let words = lowered.iter().map(|it| table_words(&it.program));
@@ -215,12 +217,14 @@ impl CudaBackend {
                 return Ok(());
             }
             if self.control.fault().is_some() {
+                self.at = self.reached(&busy);
                 self.abort();
                 return Err(RunError::Stopped);
             }
             let still = watch.still_for(self.seen(&busy));
             if still >= self.options.timeout {
                 let streams = self.progress(&busy);
+                self.at = self.reached(&busy);
                 self.abort();
                 let (seconds, section) = (still.as_secs(), self.running);
                 return Err(RunError::Stuck { seconds, section, streams });
@@ -252,6 +256,12 @@ impl CudaBackend {
         let word =
             |it: usize| busy.contains(&it).then(|| self.markers.reached(it).map_or(0, |it| it + 1));
         (0..self.streams.len()).map(word).collect()
+    }
+
+    /// What a stream that is at work has come to, if that is known.
+    fn reached(&self, busy: &[usize]) -> Option<At> {
+        let index = busy.iter().find_map(|&it| self.markers.reached(it))?;
+        Some(At { section: self.running, index })
     }
 
     /// ``stream 1 at step[12] `all_gather(dp)` making `w` ``, for some streams.

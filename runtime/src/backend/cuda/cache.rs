@@ -1,4 +1,4 @@
-//! Files that make the next start faster: compiled kernels, tuned GEMMs, attention plans.
+//! Files that make the next start faster: tuned GEMMs, attention plans.
 //!
 //! All of them can be made again. So a file that cannot be read counts as absent, and one that cannot
 //! be written is left out. A file appears whole or not at all, also to other processes.
@@ -6,18 +6,16 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::backend::cuda::module::cache_folder;
+
 /// A folder of such files, or none where the user has no home.
 #[derive(Debug, Clone)]
 pub struct Cache(Option<PathBuf>);
 
 impl Cache {
-    /// `$XDG_CACHE_HOME/planc`, else `~/.cache/planc`.
+    /// The user's: that of [`cache_folder`].
     pub fn of_user() -> Cache {
-        // A relative path is to be ignored, says the XDG specification.
-        let absolute =
-            |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|it| it.is_absolute());
-        let caches = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
-        Cache(caches.map(|it| it.join("planc")))
+        Cache(cache_folder())
     }
 
     /// A folder, made when something is written.

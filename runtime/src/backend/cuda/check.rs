@@ -6,6 +6,7 @@
 
 mod cases;
 
+use std::fmt;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use half::bf16;
 use ir::DType;
 use ir::TensorType;
 use ir::ops::{Op, Tensor, Types, bounds_of_whole, local_shape, run_reference};
-use kernels::cuda::{OpCall, Operand, Program, lower};
+use kernels::cuda::{OpCall, Operand, Program, Work, lower};
 
 use crate::backend::cuda::check::cases::{Call, Case, cases};
 use crate::backend::cuda::driver::{CudaStream, Device, DeviceMemory};
@@ -64,69 +65,94 @@ pub struct Summary {
 /// Runs all cases on `device`, which is current, and tells each one's outcome. An error ends it: the
 /// device cannot be used any more.
 pub fn check_ops(device: Device, report: &mut dyn FnMut(&CheckLine)) -> Result<Summary, RunError> {
-    let cases = cases();
-    let programs: Vec<Result<Program, String>> = cases.iter().map(program).collect();
-    let workspace = programs.iter().flatten().map(|it| it.workspace).max().unwrap_or(0);
+    let runs = runs();
+    let workspace = runs.iter().filter_map(|it| it.program.as_ref().ok()).map(|it| it.workspace);
     let mut bench = Bench {
         loader: Loader::new(device)?,
         stream: CudaStream::new()?,
-        workspace: DeviceMemory::new(workspace + ALIGN)?,
+        workspace: DeviceMemory::new(workspace.max().unwrap_or(0) + ALIGN)?,
     };
     // In parallel. What does not load is found again below, at its case.
-    let work = programs.iter().flatten().flat_map(|it| &it.work);
-    let _ = bench.loader.load(work);
+    let programs = runs.iter().filter_map(|it| it.program.as_ref().ok());
+    let _ = bench.loader.load(programs.flat_map(|it| &it.work));
     let mut summary = Summary::default();
-    for (case, program) in cases.iter().zip(programs) {
-        for in_place in [false, true] {
-            if in_place && case.calls[0].op.in_place().is_empty() {
-                continue;
+    for run in &runs {
+        let outcome = match &run.program {
+            Ok(program) => bench.check(run, program),
+            Err(why) => Ok(Err(why.clone())),
+        };
+        let (op, operands) = (run.case.calls[0].op.to_text(), run.to_string());
+        let line = |outcome| CheckLine { op, operands, dtype: run.case.dtype, outcome };
+        summary.n_checked += 1;
+        match outcome {
+            Ok(outcome) => {
+                summary.n_failed += usize::from(outcome.is_err());
+                report(&line(outcome));
             }
-            let outcome = match &program {
-                Ok(program) => bench.check(case, program, in_place),
-                Err(why) => Ok(Err(why.clone())),
-            };
-            let line = |outcome| CheckLine {
-                op: case.calls[0].op.to_text(),
-                operands: describe(case, in_place),
-                dtype: case.dtype,
-                outcome,
-            };
-            summary.n_checked += 1;
-            match outcome {
-                Ok(outcome) => {
-                    summary.n_failed += usize::from(outcome.is_err());
-                    report(&line(outcome));
-                }
-                Err(error) => {
-                    report(&line(Err(error.to_string())));
-                    return Err(error);
-                }
+            Err(error) => {
+                report(&line(Err(error.to_string())));
+                return Err(error);
             }
         }
     }
     Ok(summary)
 }
 
-/// The programs of all cases, for compiling their functions where there is no GPU.
-pub fn programs() -> Vec<(String, Result<Program, String>)> {
-    cases().iter().map(|it| (describe_all(it), program(it))).collect()
+/// A case, in one of the ways in which it can run.
+struct Run {
+    case: Case,
+    in_place: bool,
+    /// Our kernels where a library would be taken.
+    own: bool,
+    program: Result<Program, String>,
 }
 
-fn describe_all(case: &Case) -> String {
-    format!("{} of {}", case.calls[0].op.to_text(), describe(case, false))
+fn runs() -> Vec<Run> {
+    let mut res = Vec::new();
+    for case in cases() {
+        let program = program(&case);
+        let attends = |it: &Program| it.work.iter().any(|it| matches!(it, Work::Attention(_)));
+        if let Some(program) = program.as_ref().ok().filter(|it| attends(it)) {
+            let program = Ok(without_libraries(program));
+            res.push(Run { case: case.clone(), in_place: false, own: true, program });
+        }
+        if !case.calls[0].op.in_place().is_empty() {
+            let (case, program) = (case.clone(), program.clone());
+            res.push(Run { case, in_place: true, own: false, program });
+        }
+        res.push(Run { case, in_place: false, own: false, program });
+    }
+    res
+}
+
+/// The program with attention by our kernels.
+fn without_libraries(program: &Program) -> Program {
+    let own = |work: &Work| match work {
+        Work::Attention(it) => it.fallback.clone(),
+        other => vec![other.clone()],
+    };
+    Program { work: program.work.iter().flat_map(own).collect(), ..program.clone() }
+}
+
+/// The programs of all cases, for compiling their functions where there is no GPU.
+pub fn programs() -> Vec<(String, Result<Program, String>)> {
+    let name = |it: &Run| format!("{} of {it}", it.case.calls[0].op.to_text());
+    runs().into_iter().map(|it| (name(&it), it.program)).collect()
 }
 
 /// `bf16[37, 4096], bf16[4096]; in place`.
-fn describe(case: &Case, in_place: bool) -> String {
-    let call = &case.calls[0];
-    let mut res = call.types().map(|it| it.to_string()).collect::<Vec<String>>().join(", ");
-    if case.calls.len() > 1 {
-        res += &format!("; batch of {}", case.calls.len());
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let calls = &self.case.calls;
+        let types: Vec<String> = calls[0].types().map(|it| it.to_string()).collect();
+        f.write_str(&types.join(", "))?;
+        if calls.len() > 1 {
+            write!(f, "; batch of {}", calls.len())?;
+        }
+        f.write_str(if calls[0].bounds.is_some() { "; one shard" } else { "" })?;
+        f.write_str(if self.in_place { "; in place" } else { "" })?;
+        f.write_str(if self.own { "; own kernels" } else { "" })
     }
-    if call.bounds.is_some() {
-        res += "; one shard";
-    }
-    res + if in_place { "; in place" } else { "" }
 }
 
 fn program(case: &Case) -> Result<Program, String> {
@@ -220,16 +246,12 @@ impl Layout {
 
 impl Bench {
     /// The largest error of a result, or what is wrong. An error is one of the device.
-    fn check(
-        &mut self,
-        case: &Case,
-        program: &Program,
-        in_place: bool,
-    ) -> Result<Result<f64, String>, RunError> {
+    fn check(&mut self, run: &Run, program: &Program) -> Result<Result<f64, String>, RunError> {
+        let case = &run.case;
         if let Err(error) = self.loader.load(program.work.iter()) {
             return Ok(Err(error.to_string()));
         }
-        let layout = Layout::new(case, program, in_place);
+        let layout = Layout::new(case, program, run.in_place);
         let memory = DeviceMemory::new(layout.bytes)?;
         let place = Place {
             args: layout.args.iter().map(|it| memory.address + it.offset).collect(),
@@ -400,7 +422,7 @@ mod tests {
     #[test]
     fn cases_are_well_typed_and_have_finite_results() {
         for case in cases() {
-            let name = describe_all(&case);
+            let name = case.calls[0].op.to_text();
             for call in &case.calls {
                 let types: Vec<&TensorType> = call.types().collect();
                 let made = call.op.infer(&types).unwrap_or_else(|it| panic!("{name}: {it}"));

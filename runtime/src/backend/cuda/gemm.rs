@@ -16,9 +16,8 @@ mod tune;
 
 use std::ffi::c_void;
 use std::fmt;
-use std::path::PathBuf;
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtContext, cublasLtEpilogue_t, cublasLtHandle_t,
@@ -70,12 +69,6 @@ fn check(call: &'static str, status: cublasStatus_t) -> Result<(), RunError> {
         cublasStatus_t::CUBLAS_STATUS_SUCCESS => Ok(()),
         other => Err(RunError::Cuda { call, status: format!("{other:?}") }),
     }
-}
-
-/// Version and file of cuBLASLt.
-pub fn version() -> Result<(String, PathBuf), RunError> {
-    let lt = CublasLt::get()?;
-    Ok((version_text(lt), lt.file.path.clone()))
 }
 
 /// `13.1.0`.
@@ -164,6 +157,9 @@ struct Owned<T> {
     free: unsafe extern "C" fn(*mut T) -> cublasStatus_t,
 }
 
+// SAFETY: it is memory of the host that belongs to no thread.
+unsafe impl<T> Send for Owned<T> {}
+
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
         // SAFETY: `raw` is what `free` belongs to, and nothing uses it any more.
@@ -176,8 +172,6 @@ impl<T> Drop for Owned<T> {
 struct Handle(Owned<cublasLtContext>);
 
 // SAFETY: cuBLASLt may be called from several threads with one handle.
-unsafe impl Send for Handle {}
-// SAFETY: as above.
 unsafe impl Sync for Handle {}
 
 impl Handle {
@@ -451,12 +445,10 @@ struct Addresses {
 #[derive(Debug)]
 pub struct Gemm {
     call: GemmCall,
-    descriptors: Descriptors,
+    /// A run puts the address of the bias there.
+    descriptors: Mutex<Descriptors>,
     algorithm: Algorithm,
 }
-
-// SAFETY: descriptors are plain memory of the host; they belong to no thread.
-unsafe impl Send for Gemm {}
 
 impl Gemm {
     /// Prepares `call` for `device`, whose context is current. `algorithm` is what [`tune`] chose for
@@ -473,7 +465,7 @@ impl Gemm {
             Some(bytes) => descriptors.checked(bytes)?,
             None => descriptors.candidates(1)?[0],
         };
-        Ok(Gemm { call: call.clone(), descriptors, algorithm })
+        Ok(Gemm { call: call.clone(), descriptors: Mutex::new(descriptors), algorithm })
     }
 
     /// Puts it on `stream`. `workspace` is an address, a multiple of 256, and [`GEMM_WORKSPACE`] bytes.
@@ -491,7 +483,8 @@ impl Gemm {
             bias: self.call.bias.map(addresses),
             out: addresses(self.call.out),
         };
-        self.descriptors.run(&self.algorithm, &at, workspace, stream)
+        let descriptors = self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
+        descriptors.run(&self.algorithm, &at, workspace, stream)
     }
 }
 

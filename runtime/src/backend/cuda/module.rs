@@ -168,7 +168,8 @@ fn cache_file(source: &Source<'_>, version: (i32, i32)) -> Option<PathBuf> {
 
 /// Where planc keeps what it can make again: `$XDG_CACHE_HOME/planc`, or `~/.cache/planc`.
 pub fn cache_folder() -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|it| !it.is_empty()).map(PathBuf::from);
+    // A relative path is to be ignored, says the XDG specification.
+    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|it| it.is_absolute());
     let folder = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|it| it.join(".cache")))?;
     Some(folder.join("planc"))
 }

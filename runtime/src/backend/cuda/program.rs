@@ -4,11 +4,12 @@
 //! instructions -> Batch -> kernels::cuda::lower -> Program -> Loader (modules, libraries) -> Prepared
 //! ```
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::c_void;
 use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ir::Op;
 use ir::plan::{Arena, Buffer, Stream};
@@ -18,10 +19,12 @@ use kernels::cuda::{
 };
 use smallvec::SmallVec;
 
+use crate::backend::cuda::attention::Attention;
 use crate::backend::cuda::driver::{CudaStream, Device, cuda};
+use crate::backend::cuda::gemm::{self, Gemm};
 use crate::backend::cuda::module::{Kernel, Modules};
-use crate::backend::cuda::pending::{Attention, Gemm};
 use crate::bind::{BoundInstruction, BoundPlan, ComputeCall};
+use crate::comm::control::Control;
 use crate::error::RunError;
 
 /// Compute instructions that run as one program, at the place of the first.
@@ -174,12 +177,29 @@ impl Place {
     }
 }
 
+/// How long choosing algorithms may take. Some tenths of a second a shape, of which a model has twenty.
+const TUNING: Duration = Duration::from_secs(30);
+
+/// Bytes of one algorithm.
+const ALGORITHM: usize = 64;
+
+/// Adds GEMMs that are not yet there.
+fn add_gemms(work: &Work, calls: &mut Vec<GemmCall>) {
+    match work {
+        Work::Gemm(call) if !calls.contains(call) => calls.push(call.clone()),
+        Work::Attention(call) => call.fallback.iter().for_each(|it| add_gemms(it, calls)),
+        Work::Gemm(_) | Work::Launch(_) | Work::Fill { .. } | Work::Copy { .. } => (),
+    }
+}
+
 /// What programs of one device share: modules, handles of libraries.
 #[derive(Debug)]
 pub struct Loader {
     device: Device,
     modules: Modules,
-    gemms: Vec<(GemmCall, Arc<Gemm>)>,
+    /// What [`Loader::tune`] chose.
+    algorithms: HashMap<GemmCall, Vec<u8>>,
+    gemms: HashMap<GemmCall, Arc<Gemm>>,
     /// `None` where no library takes it.
     attentions: Vec<(AttentionCall, Option<Arc<Attention>>)>,
 }
@@ -188,7 +208,31 @@ impl Loader {
     /// Nothing loaded.
     pub fn new(device: Device) -> Result<Loader, RunError> {
         let modules = Modules::new(device)?;
-        Ok(Loader { device, modules, gemms: Vec::new(), attentions: Vec::new() })
+        let (algorithms, gemms) = (HashMap::new(), HashMap::new());
+        Ok(Loader { device, modules, algorithms, gemms, attentions: Vec::new() })
+    }
+
+    /// Chooses the algorithms of all GEMMs: rank 0 by measuring, the others what it chose, so that
+    /// replicas compute the same. Before memory is taken, which measuring needs.
+    pub fn tune<'a>(
+        &mut self,
+        work: impl Iterator<Item = &'a Work>,
+        control: &dyn Control,
+    ) -> Result<(), RunError> {
+        let mut calls: Vec<GemmCall> = Vec::new();
+        work.for_each(|it| add_gemms(it, &mut calls));
+        let chosen = match control.rank() {
+            0 => Some(gemm::tune(self.device, &calls, TUNING)?.concat()),
+            _ => None,
+        };
+        let chosen = control.broadcast(chosen)?;
+        if chosen.len() != calls.len() * ALGORITHM {
+            let why = "is not that of rank 0: it has other matrix products";
+            return Err(RunError::bad_plan("program", why));
+        }
+        let algorithms = chosen.chunks_exact(ALGORITHM).map(<[u8]>::to_vec);
+        self.algorithms.extend(calls.into_iter().zip(algorithms));
+        Ok(())
     }
 
     /// Makes ready what the work of programs needs. All at once, since functions compile in parallel.
@@ -210,9 +254,10 @@ impl Loader {
                 functions.insert(launch.function.clone());
             }
             Work::Gemm(call) => {
-                if !self.gemms.iter().any(|it| it.0 == *call) {
-                    let gemm = Gemm::new(self.device, call, None)?;
-                    self.gemms.push((call.clone(), Arc::new(gemm)));
+                if !self.gemms.contains_key(call) {
+                    let algorithm = self.algorithms.get(call).map(Vec::as_slice);
+                    let gemm = Gemm::new(self.device, call, algorithm)?;
+                    self.gemms.insert(call.clone(), Arc::new(gemm));
                 }
             }
             Work::Attention(call) => {
@@ -255,8 +300,8 @@ impl Loader {
                 tasks.push(Task::Launch(PreparedLaunch::new(launch, kernel, place)));
             }
             Work::Gemm(call) => {
-                let found = self.gemms.iter().find(|it| it.0 == *call);
-                tasks.push(Task::Gemm(found.expect("GEMMs are loaded before use").1.clone()));
+                let found = self.gemms.get(call).expect("GEMMs are loaded before use");
+                tasks.push(Task::Gemm(found.clone()));
             }
             Work::Attention(call) => match self.attention(call) {
                 Some(it) => tasks.push(Task::Attention(it)),
@@ -303,7 +348,7 @@ impl Prepared {
             match task {
                 Task::Launch(launch) => launch.run(stream)?,
                 Task::Gemm(gemm) => gemm.run(&addresses, self.place.workspace, stream)?,
-                Task::Attention(it) => it.run(&addresses, self.place.workspace.0, stream)?,
+                Task::Attention(it) => it.run(&addresses, self.place.workspace, stream)?,
                 Task::Fill { to, bytes, value } => stream.fill(*to, *value, *bytes)?,
                 Task::Copy { from, to, bytes } => stream.copy(*from, *to, *bytes)?,
             }

@@ -59,17 +59,15 @@ fn is_local(kind: OpKind) -> bool {
 }
 
 /// Float operands that are f32 whatever the others are: statistics, scalars, states of optimizers.
-fn stays_f32(kind: OpKind, operand: usize) -> bool {
+fn stays_f32(kind: OpKind, operand: usize, n_operands: usize) -> bool {
     match kind {
         OpKind::CeLoss | OpKind::CeLossGrad | OpKind::ClipScale => true,
         OpKind::CeStats | OpKind::CeStatsGrad => operand > 0,
         OpKind::AttentionGrad => operand == 4,
         OpKind::RmsNormGrad => operand == 3,
         OpKind::LayerNormGrad => operand == 3 || operand == 4,
-        // All but the gradient.
-        OpKind::AdamW | OpKind::Adam => operand != 3,
-        // The gradient is the operand before the three scalars; with momentum it is operand 2.
-        OpKind::Sgd => operand == 0 || operand > 2,
+        // All but the gradient, which is followed by three scalars.
+        OpKind::AdamW | OpKind::Adam | OpKind::Sgd => operand + 4 != n_operands,
         _ => false,
     }
 }
@@ -79,9 +77,7 @@ fn in_both(sample: Sample) -> Vec<Case> {
     let kind = sample.op.kind();
     let mut narrow = sample.clone();
     for (operand, input) in narrow.inputs.iter_mut().enumerate() {
-        // Without momentum, an SGD's operand 1 is the gradient; with it, the buffer.
-        let buffer = kind == OpKind::Sgd && sample.inputs.len() == 6 && operand == 1;
-        if input.ty.dtype == DType::F32 && !stays_f32(kind, operand) && !buffer {
+        if input.ty.dtype == DType::F32 && !stays_f32(kind, operand, sample.inputs.len()) {
             input.ty.dtype = DType::Bf16;
         }
     }
