@@ -77,11 +77,11 @@ const SYMMETRIC: i32 = 1;
 /// `ncclUniqueId`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct UniqueId([u8; 128]);
+pub(crate) struct UniqueId([u8; 128]);
 
 /// `ncclConfig_t` of NCCL 2.28. Older libraries read the fields that they know.
 #[repr(C)]
-struct Config {
+pub(crate) struct Config {
     size: usize,
     magic: u32,
     version: u32,

@@ -4,6 +4,7 @@ mod build;
 mod collectives;
 mod data;
 mod faults;
+mod processes;
 mod sections;
 mod streams;
 mod train;
