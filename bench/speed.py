@@ -53,7 +53,10 @@ for name, (n, planc_args, peer_args) in CONFIGURATIONS.items():
     if a is None:
         failed = True
         continue
-    print(name, json.dumps(a), flush=True)
+    instructions = sorted(a.pop("instructions_ms").items(), key=lambda it: -it[1][1])
+    print(name, json.dumps(a))
+    for what, (count, ms) in instructions[:24]:
+        print(f"    {ms:8.2f} ms {count:4} x {what[:150]}", flush=True)
     memory = a["memory"]
     total = (memory["arenas"] + memory["workspace"] + memory["other"]) / 2**30
     failed |= memory["arenas"] != memory["planned_arenas"] or memory["other"] > memory["other_declared"]

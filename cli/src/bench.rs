@@ -48,7 +48,12 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     }
     let figures = Figures::of(&plan, &report);
     match ui.format {
-        Format::Text => print(&figures.text(&plan, &report)),
+        Format::Text => {
+            print(&figures.text(&plan, &report));
+            if ui.verbose {
+                print(&instructions(&report));
+            }
+        }
         Format::Json => print_json(&figures.json(&plan, &report))?,
     }
     Ok(())
@@ -171,6 +176,18 @@ impl Figures {
                 "other_declared": self.memory.other_declared,
             },
             "time_ms": kinds,
+            "instructions_ms": report.instructions,
         })
     }
+}
+
+/// Every instruction with its times, the longest first.
+fn instructions(report: &BenchReport) -> String {
+    let mut order: Vec<_> = report.instructions.iter().collect();
+    order.sort_by(|a, b| b.1.1.total_cmp(&a.1.1));
+    let mut table = Table::new(2, &[Align::Right, Align::Right, Align::Left]);
+    for (what, (count, ms)) in order {
+        table.row([format!("{ms:.2} ms"), format!("{count} x"), what.clone()]);
+    }
+    table.text()
 }

@@ -17,7 +17,7 @@ pub struct PlaceArgs {
     #[arg(long, value_enum, default_value_t = Device::Cpu)]
     device: Device,
     /// This process's rank; goes before torchrun's and Slurm's variables.
-    #[arg(long, value_name = "RANK", requires_all = ["world_size", "master"])]
+    #[arg(long, value_name = "RANK", requires_all = ["world_size", "local_rank", "master"])]
     rank: Option<u64>,
     /// How many ranks there are.
     #[arg(long, value_name = "N", requires = "rank")]

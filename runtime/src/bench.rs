@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use ir::Op;
-use ir::plan::{Instruction, Plan, PlanSection};
+use ir::plan::{Buffer, Instruction, Plan, PlanSection};
 
+use crate::bind::At;
 use crate::data::Data;
 use crate::error::RunError;
 use crate::exec::{MemoryUse, Span};
@@ -38,6 +39,9 @@ pub struct BenchReport {
     /// Milliseconds by kind of one more step, in which every instruction is timed, on the first rank
     /// of this process.
     pub kinds: BTreeMap<Kind, f64>,
+    /// The same by what was run (an op with its attributes and the local shapes of its operands, or a
+    /// kind of collective): how often, and milliseconds.
+    pub instructions: BTreeMap<String, (u64, f64)>,
     /// What each rank of this process takes.
     pub memory: Vec<MemoryUse>,
 }
@@ -101,28 +105,34 @@ pub fn bench(plan: &Plan, options: &BenchOptions) -> Result<BenchReport, RunErro
             seconds.push(report.seconds);
         }
     }
+    let (kinds, instructions) =
+        time_of_one(plan, &session, &data, options.warmup + options.steps.max(1) + 1)?;
     Ok(BenchReport {
         seconds,
         first: first.unwrap_or_default(),
         tokens: plan.run.global_batch * plan.run.sequence,
         loss,
-        kinds: kinds(plan, &session, &data, options.warmup + options.steps.max(1) + 1)?,
+        kinds,
+        instructions,
         memory: session.memory()?,
     })
 }
 
+/// [`BenchReport::kinds`] and [`BenchReport::instructions`].
+type Times = (BTreeMap<Kind, f64>, BTreeMap<String, (u64, f64)>);
+
 /// Runs one step with times kept.
-fn kinds(
-    plan: &Plan,
-    session: &Session,
-    data: &Data,
-    step: u64,
-) -> Result<BTreeMap<Kind, f64>, RunError> {
-    let mut res = BTreeMap::new();
+fn time_of_one(plan: &Plan, session: &Session, data: &Data, step: u64) -> Result<Times, RunError> {
+    let (mut kinds, mut instructions) = Times::default();
     let mut add = |spans: Vec<Vec<Span>>| {
         for span in spans.first().into_iter().flatten() {
+            let ms = span.end - span.start;
             for kind in kinds_of(plan, span) {
-                *res.entry(kind).or_default() += span.end - span.start;
+                *kinds.entry(kind).or_default() += ms;
+            }
+            if let Some(at) = span.at {
+                let entry = instructions.entry(what(plan, at)).or_insert((0, 0.0));
+                *entry = (entry.0 + 1, entry.1 + ms);
             }
         }
     };
@@ -136,7 +146,26 @@ fn kinds(
     session.update()?;
     add(session.times()?);
     session.keep_times(false)?;
-    Ok(res)
+    Ok((kinds, instructions))
+}
+
+/// `matmul(transpose_b:true) bf16[1, 8192, 4096], bf16[4096, 4096]`, `all_gather(dp) 9 parts`.
+fn what(plan: &Plan, at: At) -> String {
+    match &plan.section(at.section)[at.index] {
+        Instruction::Compute { op, args, .. } => {
+            let operand = |&it: &Buffer| {
+                let shape = plan.local_shape(it).to_vec();
+                format!("{}{shape:?}", plan.buffers[it].ty.dtype)
+            };
+            let operands: Vec<String> = args.iter().map(operand).collect();
+            format!("{} {}", op.to_text(), operands.join(", "))
+        }
+        Instruction::Collective { kind, comm, parts, .. } => {
+            format!("{}({}) {} parts", kind.name(), plan.mesh.names(plan.comms[*comm]), parts.len())
+        }
+        Instruction::Copy { .. } => "copy".to_string(),
+        Instruction::Record { .. } | Instruction::Wait { .. } => "wait".to_string(),
+    }
 }
 
 /// What a span counts as. A collective on the compute stream is exposed by itself.
@@ -172,6 +201,7 @@ mod tests {
             tokens: 0,
             loss: None,
             kinds: BTreeMap::new(),
+            instructions: BTreeMap::new(),
             memory: Vec::new(),
         };
         assert_eq!(report(&[3.0, 1.0, 2.0]).median(), 2.0);

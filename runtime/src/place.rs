@@ -95,10 +95,11 @@ impl Place {
     }
 
     fn cuda(&self) -> Arc<MakeBackend> {
-        let mut options = CudaOptions::from_env();
-        options.timeout = self.timeout.unwrap_or(options.timeout);
-        let meeting = CommOptions::from_env(self.timeout.unwrap_or(MEETING));
+        let timeout = self.timeout;
+        let meeting = CommOptions::from_env(timeout.unwrap_or(MEETING));
         Arc::new(move |plan, bound, rank| {
+            let mut options = CudaOptions::from_env()?;
+            options.timeout = timeout.unwrap_or(options.timeout);
             let gpu = Gpu::open(rank.gpu(driver::n_devices()?))?;
             let control = rank.control.clone();
             let comms = Some(Comms::new(plan, bound, &control, meeting)?);

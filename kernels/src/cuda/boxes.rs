@@ -173,6 +173,21 @@ impl Boxes {
     }
 }
 
+/// What copies boxes, for each unit.
+pub fn functions() -> [Function; 4] {
+    [16, 8, 4, 2].map(function)
+}
+
+fn function(unit: u64) -> Function {
+    let vector = match unit {
+        16 => "V=uint4",
+        8 => "V=uint2",
+        4 => "V=u32",
+        _ => "V=u16",
+    };
+    Function { source: "boxes.cu", defines: vec![vector.to_string()], entry: "copy_boxes" }
+}
+
 fn add_launch(parts: &[ByteBox], unit: u64, program: &mut Program) {
     let start = program.table.len() as u32;
     let mut units = 0;
@@ -180,20 +195,12 @@ fn add_launch(parts: &[ByteBox], unit: u64, program: &mut Program) {
         program.table.extend(words(part, unit, units));
         units += part.bytes() / unit;
     }
-    let vector = match unit {
-        16 => "V=uint4",
-        8 => "V=uint2",
-        4 => "V=u32",
-        _ => "V=u16",
-    };
-    let function =
-        Function { source: "boxes.cu", defines: vec![vector.to_string()], entry: "copy_boxes" };
     let args = vec![
         Arg::Pointer(Pointer::Table(start)),
         Arg::I32(parts.len() as i32),
         Arg::I64(units as i64),
     ];
-    program.work.push(launch(function, [blocks(units, BLOCK.into()), 1, 1], BLOCK, args));
+    program.work.push(launch(function(unit), [blocks(units, BLOCK.into()), 1, 1], BLOCK, args));
 }
 
 /// See `Box` in `boxes.cu`.

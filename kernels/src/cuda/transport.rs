@@ -25,6 +25,8 @@ use smallvec::SmallVec;
 use crate::cuda::boxes::{Boxes, CopyBox, copy_boxes};
 use crate::cuda::{Pointer, Program, Work};
 
+pub use crate::cuda::boxes::functions;
+
 /// The most rows that are carried by calls of their own.
 const ROWS_MAX: u64 = 64;
 

@@ -40,8 +40,7 @@ pub struct Comparison {
 impl Comparison {
     /// Whether the two differ.
     pub fn differs(&self) -> bool {
-        // Written so that NaN differs.
-        !(self.error <= self.tolerance)
+        self.error.is_nan() || self.error > self.tolerance
     }
 }
 

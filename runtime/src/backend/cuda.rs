@@ -62,13 +62,23 @@ pub struct CudaOptions {
 
 impl CudaOptions {
     /// What the environment says: `PLANC_TIMEOUT_S` (600), `PLANC_CUDA_SYNC` (0).
-    pub fn from_env() -> CudaOptions {
-        let set = |name: &str| std::env::var(name).ok();
-        let seconds = set("PLANC_TIMEOUT_S").and_then(|it| it.parse().ok()).unwrap_or(600);
-        let synchronous = set("PLANC_CUDA_SYNC").is_some_and(|it| !it.is_empty() && it != "0");
-        CudaOptions { timeout: Duration::from_secs(seconds), synchronous, graphs: !synchronous }
+    pub fn from_env() -> Result<CudaOptions, RunError> {
+        let set = |name: &str| std::env::var(name).ok().filter(|it| !it.is_empty());
+        let seconds = match set(TIMEOUT) {
+            None => 600,
+            Some(value) => value.parse().ok().filter(|&it| it > 0).ok_or_else(|| {
+                let why = "is not a number of seconds".to_string();
+                RunError::LaunchValue { name: TIMEOUT, value, why }
+            })?,
+        };
+        let synchronous = set("PLANC_CUDA_SYNC").is_some_and(|it| it != "0");
+        let timeout = Duration::from_secs(seconds);
+        Ok(CudaOptions { timeout, synchronous, graphs: !synchronous })
     }
 }
+
+/// How many seconds without progress end a run.
+const TIMEOUT: &str = "PLANC_TIMEOUT_S";
 
 /// See the [module docs](self). For the thread that made it.
 pub struct CudaBackend {
@@ -154,6 +164,7 @@ impl CudaBackend {
         control: Arc<dyn Control>,
         options: CudaOptions,
     ) -> Result<CudaBackend, RunError> {
+        check_alignment(&bound)?;
         let lowered = lower(plan, &bound)?;
         if comms.is_none() && lowered.iter().any(|it| !it.transfers.is_empty()) {
             return Err(RunError::bad_plan("mesh", "has ranks that meet, and there is no way to"));
@@ -516,6 +527,18 @@ impl Memory {
 
     fn address(&self, buffer: &BoundBuffer) -> u64 {
         self.arenas[buffer.arena as usize] + buffer.offset as u64
+    }
+}
+
+/// Kernels read several elements at once.
+fn check_alignment(plan: &BoundPlan) -> Result<(), RunError> {
+    let aligned = |it: &BoundBuffer| (it.offset as u64).is_multiple_of(ALIGN);
+    match plan.buffers.values().find(|it| !aligned(it)) {
+        Some(it) => {
+            let why = format!("starts at byte {}, and GPUs need multiples of {ALIGN}", it.offset);
+            Err(RunError::bad_plan(&it.name, why))
+        }
+        None => Ok(()),
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod build;
 mod collectives;
+mod cuda;
 mod data;
 mod faults;
 mod processes;

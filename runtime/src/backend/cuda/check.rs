@@ -343,8 +343,7 @@ fn compare(case: &Case, layout: &Layout, before: &[u8], after: &[u8]) -> Result<
             let found = decode(&slot.ty, &after[slot.range()]);
             let error = relative_error(&found.data, &expected.data);
             let tolerance = tolerance(call, slot.ty.dtype);
-            // So that no number fails.
-            if !(error <= tolerance) {
+            if error.is_nan() || error > tolerance {
                 return Err(differs(i, &found.data, &expected.data, error, tolerance));
             }
             worst = f64::max(worst, error);

@@ -3,9 +3,9 @@
 use ir::ops::{
     Activation, ActivationGrad, ActivationKind, Adam, AdamW, Add, Attention, AttentionGrad,
     BiasAdd, Cast, CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, Dropout, Embedding,
-    EmbeddingGrad, Glu, GluGrad, GluKind, LayerNorm, LayerNormGrad, LocalBound, Matmul, Mul, Op,
-    OpKind, RmsNorm, RmsNormGrad, Rope, Sample, SampleInput, Scale, Sgd, SumLeading, SumSquares,
-    Tensor, Transpose, Values, apply,
+    EmbeddingGrad, Glu, GluGrad, GluKind, LayerNorm, LayerNormGrad, LocalBound, Matmul, Mul,
+    Number, Op, OpKind, RmsNorm, RmsNormGrad, Rope, Sample, SampleInput, Scale, Sgd, SumLeading,
+    SumSquares, Tensor, Transpose, Values, apply,
 };
 use ir::{DType, TensorType};
 
@@ -342,7 +342,7 @@ fn optimizers() -> Vec<Case> {
     };
     for compute in [None, Some(DType::Bf16)] {
         // Each tensor may have a decay of its own.
-        let decay = |n: u64| if n % 2 == 0 { 0.1 } else { 0.0 }.into();
+        let decay = |n: u64| Number(if n.is_multiple_of(2) { 0.1 } else { 0.0 });
         res.extend(batch(&|n| {
             adam(AdamW { beta1, beta2, eps, weight_decay: decay(n), compute }.into(), n)
         }));
