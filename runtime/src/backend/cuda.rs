@@ -28,8 +28,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ir::plan::{ALIGN, Arena, Buffer, Event, Instruction, Plan, PlanSection, Stream, StreamKind};
-use kernels::cuda::{Program, Work};
 use kernels::cuda::transport::Transfer;
+use kernels::cuda::{Program, Work};
 
 use crate::backend::cuda::driver::{CudaEvent, CudaStream, Device, DeviceMemory};
 use crate::backend::cuda::graph::Graph;
@@ -38,7 +38,8 @@ use crate::backend::cuda::staging::Staging;
 use crate::backend::cuda::times::Times;
 use crate::backend::cuda::watch::{Markers, Seen, Watch};
 use crate::bind::{
-    At, BoundBuffer, BoundInstruction, BoundPlan, CollectiveCall, ComputeCall, CopyCall, coord_name, describe,
+    At, BoundBuffer, BoundInstruction, BoundPlan, CollectiveCall, ComputeCall, CopyCall,
+    coord_name, describe,
 };
 use crate::comm::control::Control;
 use crate::comm::movement;

@@ -321,16 +321,16 @@ impl Comms {
             _ => None,
         };
         let id = self.control.broadcast(id)?;
-        let id = UniqueId(id.try_into().map_err(|_| {
-            RunError::Cuda { call: "ncclGetUniqueId", status: "rank 0 sent no id".to_string() }
+        let id = UniqueId(id.try_into().map_err(|_| RunError::Cuda {
+            call: "ncclGetUniqueId",
+            status: "rank 0 sent no id".to_string(),
         })?);
         let (n, rank) = (self.control.n_ranks() as i32, self.control.rank() as i32);
         let mut config = Config::new(self.options);
         let place = place();
         // SAFETY: the place is never freed; the config is copied by the call.
-        let status = unsafe {
-            (nccl.ncclCommInitRankConfig)(place.as_ptr(), n, id, rank, &mut config)
-        };
+        let status =
+            unsafe { (nccl.ncclCommInitRankConfig)(place.as_ptr(), n, id, rank, &mut config) };
         self.made(nccl, "ncclCommInitRankConfig", status, place, None)
     }
 
@@ -344,9 +344,8 @@ impl Comms {
         let mut config = Config::new(self.options);
         let place = place();
         // SAFETY: the parent is open and has nothing under way; the rest is as in `meet`.
-        let status = unsafe {
-            (nccl.ncclCommSplit)(world.0, color, key, place.as_ptr(), &mut config)
-        };
+        let status =
+            unsafe { (nccl.ncclCommSplit)(world.0, color, key, place.as_ptr(), &mut config) };
         self.made(nccl, "ncclCommSplit", status, place, Some(world))
     }
 

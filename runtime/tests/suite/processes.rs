@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ir::ops::CollectiveKind;
 use ir::plan::{Buffer, Event, Plan, PlanSection, Role, Stream};
-use ir::{DType, ops::Fill, TensorType};
+use ir::{DType, TensorType, ops::Fill};
 use runtime::bind::{At, CollectiveCall, ComputeCall, CopyCall};
 use runtime::comm::control::Control;
 use runtime::exec::{Backend, MemoryUse, Span};
@@ -272,5 +272,8 @@ fn a_process_that_is_killed_is_noticed() {
     let error = session.step(&Batch::default(), 0.1, 1).expect_err("rank 1 is gone");
     assert_eq!(error.code(), "PL0565");
     let message = error.to_string();
-    assert!(message.starts_with("rank 1 (") && message.contains("ended without a word"), "{message}");
+    assert!(
+        message.starts_with("rank 1 (") && message.contains("ended without a word"),
+        "{message}"
+    );
 }

@@ -262,7 +262,9 @@ impl DeviceMemory {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 Err(RunError::OutOfDeviceMemory { needed: bytes })
             }
-            status => check("cuMemAlloc", status).map(|()| DeviceMemory::adopt(address, bytes, free)),
+            status => {
+                check("cuMemAlloc", status).map(|()| DeviceMemory::adopt(address, bytes, free))
+            }
         }
     }
 
