@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use kernels::cuda::{DEFAULT_ARCH, Function, SOURCES, Work};
+use kernels::cuda::{DEFAULT_ARCH, Function, SOURCES, Work, transport};
 use runtime::backend::cuda::{check, module, nvrtc};
 
 fn functions() -> BTreeSet<Function> {
@@ -13,6 +13,8 @@ fn functions() -> BTreeSet<Function> {
         let program = program.unwrap_or_else(|why| panic!("{name}: {why}"));
         program.work.iter().for_each(|it| add_functions(it, &mut res));
     }
+    // What is around collectives is of no op.
+    res.extend(transport::functions());
     res
 }
 

@@ -7,6 +7,7 @@
 
 mod add;
 pub mod attention;
+mod boxes;
 mod clip_scale;
 mod copy;
 mod cross_entropy;
@@ -23,6 +24,7 @@ mod sum_leading;
 mod sum_squares;
 #[cfg(test)]
 mod tests;
+pub mod transport;
 mod transpose;
 
 use std::fmt;
@@ -50,6 +52,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("add.cu", include_str!("../cuda/add.cu")),
     ("attention.cu", include_str!("../cuda/attention.cu")),
     ("bias_add.cu", include_str!("../cuda/bias_add.cu")),
+    ("boxes.cu", include_str!("../cuda/boxes.cu")),
     ("ce_loss.cu", include_str!("../cuda/ce_loss.cu")),
     ("clip_scale.cu", include_str!("../cuda/clip_scale.cu")),
     ("copy.cu", include_str!("../cuda/copy.cu")),

@@ -90,7 +90,8 @@ impl BenchReport {
 /// Times steps on generated tokens and random weights.
 pub fn bench(plan: &Plan, options: &BenchOptions) -> Result<BenchReport, RunError> {
     let data = Data::synthetic(&plan.run, options.seed);
-    let hosted = options.place.host(plan, options.seed)?;
+    let same = [("seed", options.seed), ("warmup", options.warmup), ("steps", options.steps)];
+    let hosted = options.place.host(plan, &same)?;
     let session = SessionOptions { seed: options.seed, ..SessionOptions::default() };
     let session = options.place.start(plan, &session, hosted)?;
     session.prepare()?;

@@ -336,17 +336,6 @@ pub enum RunError {
         /// The rank that is here.
         rank: u64,
     },
-    /// CPU ranks in several processes.
-    #[error(
-        "ranks on the CPU are threads of one process, and {by} started {world_size}; run with \
-         `--device cuda`, or start one process"
-    )]
-    CpuProcesses {
-        /// The flags, torchrun or Slurm.
-        by: &'static str,
-        /// How many it started.
-        world_size: u64,
-    },
     /// A name that is no buffer.
     #[error("the plan has no buffer `{name}`; see `planc inspect`")]
     UnknownBuffer {
@@ -552,7 +541,6 @@ impl RunError {
             RunError::Remote { code, .. } => code,
             RunError::Positions { cause, .. } => cause.code(),
             RunError::NotHere { .. } => "PL0566",
-            RunError::CpuProcesses { .. } => "PL0567",
             RunError::UnknownBuffer { .. } => "PL0513",
             RunError::NotPersistent { .. } => "PL0514",
             RunError::Elements { .. } => "PL0515",
@@ -612,7 +600,6 @@ impl RunError {
             | RunError::RanksDiffer { .. }
             | RunError::RankGone { .. }
             | RunError::NotHere { .. }
-            | RunError::CpuProcesses { .. }
             | RunError::UnknownBuffer { .. }
             | RunError::NotPersistent { .. }
             | RunError::Elements { .. }

@@ -9,6 +9,7 @@ use ir::plan::Plan;
 use crate::backend::compare::{CompareBackend, Comparison};
 use crate::backend::cuda::driver::{self, Device as Gpu};
 use crate::backend::cuda::{CudaBackend, CudaOptions};
+use crate::comm::nccl::{CommOptions, Comms};
 use crate::error::RunError;
 use crate::exec::Backend;
 use crate::launch::{Hosted, Launch, plan_fact};
@@ -47,24 +48,21 @@ impl Default for Place {
 const MEETING: Duration = Duration::from_secs(300);
 
 impl Place {
-    /// The ranks of a plan that this process runs, once they have met all others.
-    pub fn host(&self, plan: &Plan, seed: u64) -> Result<Hosted, RunError> {
+    /// The ranks of a plan that this process runs, once they have met all others. `options` are those
+    /// that must be the same on all, by name.
+    pub fn host(&self, plan: &Plan, options: &[(&str, u64)]) -> Result<Hosted, RunError> {
         self.launch.check(plan)?;
-        let ranks = check_ranks(plan)?;
         if self.device == Device::Cuda {
             driver::initialize()?;
         }
         match &self.launch {
-            Launch::Threads => Ok(Hosted::threads(ranks)),
+            Launch::Threads => Ok(Hosted::threads(check_ranks(plan)?)),
             Launch::Process(process) if self.device == Device::Cpu || self.compare.is_some() => {
                 Err(RunError::OneProcess { by: process.by })
             }
             Launch::Process(process) => {
-                let facts = vec![
-                    ("planc".to_string(), env!("CARGO_PKG_VERSION").to_string()),
-                    plan_fact(plan),
-                    ("seed".to_string(), seed.to_string()),
-                ];
+                let options = options.iter().map(|(name, it)| (name.to_string(), it.to_string()));
+                let facts = std::iter::once(plan_fact(plan)).chain(options).collect();
                 Hosted::process(process, facts, self.timeout.unwrap_or(MEETING))
             }
         }
@@ -98,12 +96,14 @@ impl Place {
 
     fn cuda(&self) -> Arc<MakeBackend> {
         let timeout = self.timeout;
+        let meeting = CommOptions::from_env(timeout.unwrap_or(MEETING));
         Arc::new(move |plan, bound, rank| {
             let mut options = CudaOptions::from_env()?;
             options.timeout = timeout.unwrap_or(options.timeout);
             let gpu = Gpu::open(rank.gpu(driver::n_devices()?))?;
             let control = rank.control.clone();
-            let backend = CudaBackend::new(plan, bound.clone(), gpu, None, control, options)?;
+            let comms = Some(Comms::new(plan, bound, &control, meeting)?);
+            let backend = CudaBackend::new(plan, bound.clone(), gpu, comms, control, options)?;
             let backend: Box<dyn Backend> = Box::new(backend);
             Ok(backend)
         })

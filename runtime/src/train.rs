@@ -73,7 +73,7 @@ pub fn train(
     check_batch(plan)?;
     let seed = options.seed.unwrap_or(plan.run.seed);
     // Ranks meet first: what goes wrong on one of them then ends all.
-    let hosted = options.place.host(plan, seed)?;
+    let hosted = options.place.host(plan, &[("seed", seed), ("steps", options.steps(plan))])?;
     let data = match open_data(plan, options, seed) {
         Ok(data) => data,
         Err(error) => return Err(hosted.fail(error)),

@@ -587,13 +587,6 @@ pub const CODES: &[Code] = &[
         fix: "Read it in a run with one process, or read what this rank holds.",
     },
     Code {
-        code: "PL0567",
-        title: "CPU ranks in several processes",
-        text: "Ranks on the CPU exchange data in memory, so they are threads of one process.",
-        example: "torchrun --nproc-per-node 2 planc run model.plan, without --device cuda.",
-        fix: "Add --device cuda, or run planc once and without a launcher.",
-    },
-    Code {
         code: "PL0601",
         title: "a file cannot be read or written",
         text: "The system refused it; the report has its reason.",

@@ -17,7 +17,6 @@ mod handles;
 pub mod library;
 pub mod module;
 pub mod nvrtc;
-mod pending;
 pub mod program;
 pub mod staging;
 mod times;
@@ -29,19 +28,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ir::plan::{ALIGN, Arena, Buffer, Event, Instruction, Plan, PlanSection, Stream, StreamKind};
-use kernels::cuda::Program;
+use kernels::cuda::transport::Transfer;
+use kernels::cuda::{Program, Work};
 
 use crate::backend::cuda::driver::{CudaEvent, CudaStream, Device, DeviceMemory};
 use crate::backend::cuda::graph::Graph;
-use crate::backend::cuda::pending::Comms;
-use crate::backend::cuda::program::{Batch, Loader, Place, Prepared, batches};
+use crate::backend::cuda::program::{Loader, Place, Prepared, batches};
 use crate::backend::cuda::staging::Staging;
 use crate::backend::cuda::times::Times;
 use crate::backend::cuda::watch::{Markers, Seen, Watch};
 use crate::bind::{
-    At, BoundBuffer, BoundPlan, CollectiveCall, ComputeCall, CopyCall, coord_name, describe,
+    At, BoundBuffer, BoundInstruction, BoundPlan, CollectiveCall, ComputeCall, CopyCall,
+    coord_name, describe,
 };
 use crate::comm::control::Control;
+use crate::comm::movement;
+use crate::comm::nccl::Comms;
 use crate::error::RunError;
 use crate::exec::{self, Backend, MemoryUse, Span};
 
@@ -115,6 +117,17 @@ struct Section {
     graph: Recording,
     /// By instruction: what runs there. Nothing for calls that a batch before them runs.
     programs: Vec<Option<Prepared>>,
+    /// By instruction: what follows the program of a collective.
+    movements: Vec<Option<Movement>>,
+}
+
+/// The part of a collective that leaves the rank, after its program has packed.
+#[derive(Debug)]
+struct Movement {
+    transfers: Vec<Transfer>,
+    place: Place,
+    /// Unpacks.
+    after: Prepared,
 }
 
 /// How far a section is on its way to a graph.
@@ -154,11 +167,14 @@ impl CudaBackend {
     ) -> Result<CudaBackend, RunError> {
         check_alignment(&bound)?;
         let lowered = lower(plan, &bound)?;
+        if comms.is_none() && lowered.iter().any(|it| !it.transfers.is_empty()) {
+            return Err(RunError::bad_plan("mesh", "has ranks that meet, and there is no way to"));
+        }
         let mut loader = Loader::new(device)?;
-        loader.tune(lowered.iter().flat_map(|it| &it.program.work), &*control)?;
-        loader.load(lowered.iter().flat_map(|it| &it.program.work))?;
+        loader.tune(lowered.iter().flat_map(Lowered::work), &*control)?;
+        loader.load(lowered.iter().flat_map(Lowered::work))?;
         let memory = Memory::new(&bound, &workspaces(plan, &lowered), comms.as_ref())?;
-        let words = lowered.iter().map(|it| table_words(&it.program));
+        let words = lowered.iter().flat_map(Lowered::programs).map(table_words);
         let tables = DeviceMemory::new(8 * words.sum::<u64>())?;
         let sections = prepare(&bound, &lowered, &mut loader, &memory, &tables)?;
         let streams = streams(plan)?;
@@ -231,6 +247,11 @@ impl CudaBackend {
                 self.at = self.reached(&busy);
                 self.abort();
                 return Err(RunError::Stopped);
+            }
+            if let Some(Err(error)) = self.comms.as_ref().map(Comms::poll) {
+                self.at = self.reached(&busy);
+                self.abort();
+                return Err(error);
             }
             let still = watch.still_for(self.seen(&busy));
             if still >= self.options.timeout {
@@ -386,11 +407,15 @@ impl Backend for CudaBackend {
         self.at = Some(call.at);
         let number = stream.as_u32() as usize;
         self.markers.mark(call.at.index, number, &self.streams[number])?;
-        let workspace = self.memory.workspaces[number];
         let span = self.start_span(stream)?;
-        if let Some(comms) = &self.comms {
-            let address = |it: Buffer| self.address(it);
-            comms.collective(call, &address, workspace, &self.streams[number])?;
+        let section = &self.sections[call.at.section as usize];
+        if let Some(program) = &section.programs[call.at.index] {
+            program.run(self.stream(stream))?;
+        }
+        if let (Some(it), Some(comms)) = (&section.movements[call.at.index], &self.comms) {
+            let address = |pointer| it.place.address(pointer);
+            comms.transfer(call.comm, &it.transfers, &address, self.stream(stream))?;
+            it.after.run(self.stream(stream))?;
         }
         self.end_span(span, Some(call.at), stream)?;
         self.issued()
@@ -518,23 +543,64 @@ fn check_alignment(plan: &BoundPlan) -> Result<(), RunError> {
     }
 }
 
-/// A batch and its program.
+/// What an instruction, or a batch of them, runs.
 struct Lowered {
     at: At,
-    batch: Batch,
+    stream: Stream,
+    args: Vec<Buffer>,
+    results: Vec<Buffer>,
     program: Program,
+    /// Of a collective: what follows, and the program after that.
+    transfers: Vec<Transfer>,
+    after: Option<Program>,
+}
+
+impl Lowered {
+    fn programs(&self) -> impl Iterator<Item = &Program> {
+        std::iter::once(&self.program).chain(&self.after)
+    }
+
+    fn work(&self) -> impl Iterator<Item = &Work> {
+        self.programs().flat_map(|it| &it.work)
+    }
 }
 
 fn lower(plan: &Plan, bound: &BoundPlan) -> Result<Vec<Lowered>, RunError> {
     let mut res = Vec::new();
     for section in PlanSection::ALL {
-        for (index, batch) in batches(bound, &bound.sections[section as usize]) {
+        let instructions = &bound.sections[section as usize];
+        for (index, batch) in batches(bound, instructions) {
             let at = At { section, index };
             let program = batch.lower(bound).map_err(|it| blame(plan, bound, at, it))?;
-            res.push(Lowered { at, batch, program });
+            let (args, results) = (batch.args().collect(), batch.results().collect());
+            let (stream, transfers) = (batch.stream, Vec::new());
+            res.push(Lowered { at, stream, args, results, program, transfers, after: None });
+        }
+        for instruction in instructions {
+            if let BoundInstruction::Collective(call, stream) = instruction {
+                res.push(lower_collective(plan, bound, call, *stream)?);
+            }
         }
     }
     Ok(res)
+}
+
+fn lower_collective(
+    plan: &Plan,
+    bound: &BoundPlan,
+    call: &CollectiveCall,
+    stream: Stream,
+) -> Result<Lowered, RunError> {
+    let moved = movement(plan, &bound.coord, call)?;
+    Ok(Lowered {
+        at: call.at,
+        stream,
+        args: call.parts.iter().map(|it| it.src).collect(),
+        results: call.parts.iter().map(|it| it.dst).collect(),
+        program: moved.before,
+        after: (!moved.transfers.is_empty()).then_some(moved.after),
+        transfers: moved.transfers,
+    })
 }
 
 /// The error of an instruction, while the plan is loaded.
@@ -546,7 +612,7 @@ fn blame(plan: &Plan, bound: &BoundPlan, at: At, cause: RunError) -> RunError {
 /// Scratch of each stream: what the largest of its programs needs.
 fn workspaces(plan: &Plan, lowered: &[Lowered]) -> Vec<u64> {
     let needed = |stream: Stream| {
-        let of = lowered.iter().filter(|it| it.batch.stream == stream);
+        let of = lowered.iter().filter(|it| it.stream == stream);
         of.map(|it| it.program.workspace).max().unwrap_or(0)
     };
     let planned = |kind: StreamKind| match kind {
@@ -572,21 +638,31 @@ fn prepare(
     let mut sections: [Section; 3] = Default::default();
     for (section, instructions) in sections.iter_mut().zip(&plan.sections) {
         section.programs.resize_with(instructions.len(), || None);
+        section.movements.resize_with(instructions.len(), || None);
     }
     let mut words: Vec<u64> = Vec::new();
-    for Lowered { at, batch, program } in lowered {
-        let address = |it: Buffer| memory.address(&plan.buffers[it]);
-        let place = Place {
-            args: batch.args().map(address).collect(),
-            results: batch.results().map(address).collect(),
-            workspace: memory.workspaces[batch.stream.as_u32() as usize],
-            table: tables.address + 8 * words.len() as u64,
+    for it in lowered {
+        let address = |it: &Buffer| memory.address(&plan.buffers[*it]);
+        let mut place = |program: &Program| {
+            let place = Place {
+                args: it.args.iter().map(address).collect(),
+                results: it.results.iter().map(address).collect(),
+                workspace: memory.workspaces[it.stream.as_u32() as usize],
+                table: tables.address + 8 * words.len() as u64,
+            };
+            let end = words.len() + table_words(program) as usize;
+            words.extend(place.table(program));
+            words.resize(end, 0);
+            place
         };
-        let end = words.len() + table_words(program) as usize;
-        words.extend(place.table(program));
-        words.resize(end, 0);
-        let prepared = loader.prepare(program, place)?;
-        sections[at.section as usize].programs[at.index] = Some(prepared);
+        let section = &mut sections[it.at.section as usize];
+        let prepared = loader.prepare(&it.program, place(&it.program))?;
+        section.programs[it.at.index] = Some(prepared);
+        if let Some(after) = &it.after {
+            let place = place(after);
+            let (transfers, after) = (it.transfers.clone(), loader.prepare(after, place.clone())?);
+            section.movements[it.at.index] = Some(Movement { transfers, place, after });
+        }
     }
     tables.write(0, bytemuck::cast_slice(&words))?;
     Ok(sections)

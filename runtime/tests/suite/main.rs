@@ -5,6 +5,7 @@ mod collectives;
 mod cuda;
 mod data;
 mod faults;
+mod processes;
 mod sections;
 mod streams;
 mod train;

@@ -250,6 +250,7 @@ pub struct DeviceMemory {
     pub address: u64,
     /// Its size.
     pub bytes: u64,
+    free: fn(u64),
 }
 
 impl DeviceMemory {
@@ -261,8 +262,15 @@ impl DeviceMemory {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 Err(RunError::OutOfDeviceMemory { needed: bytes })
             }
-            status => check("cuMemAlloc", status).map(|()| DeviceMemory { address, bytes }),
+            status => {
+                check("cuMemAlloc", status).map(|()| DeviceMemory::adopt(address, bytes, free))
+            }
         }
+    }
+
+    /// Takes over memory that another library allocated, with what frees it.
+    pub fn adopt(address: u64, bytes: u64, free: fn(u64)) -> DeviceMemory {
+        DeviceMemory { address, bytes, free }
     }
 
     /// Sets all bytes, and waits.
@@ -304,9 +312,15 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: nothing uses it any more. A failure means that the context is gone.
-        unsafe { cu::cuMemFree_v2(self.address) };
+        (self.free)(self.address);
     }
+}
+
+/// Frees what `cuMemAlloc` gave.
+fn free(address: u64) {
+    // SAFETY: the memory's owner calls this once, when nothing uses it any more. A failure means that
+    // the context is gone.
+    unsafe { cu::cuMemFree_v2(address) };
 }
 
 /// Memory of the host that the device reads and writes without a detour, zeroed.
