@@ -3,12 +3,15 @@
 //! stdout is what was asked for, stderr is what went wrong. Exit codes: 0, 1 (the user's input), 2
 //! (usage, from clap), 101 (our bug).
 
+mod bench;
 mod compile;
+mod doctor;
 mod explain;
 mod input;
 mod inspect;
 mod lint;
 mod moves;
+mod place;
 mod report;
 mod run;
 mod table;
@@ -36,6 +39,8 @@ enum Command {
     Compile(compile::Args),
     Run(run::Args),
     Inspect(inspect::Args),
+    Bench(bench::Args),
+    Doctor(doctor::Args),
     Explain(explain::Args),
 }
 
@@ -46,6 +51,8 @@ fn main() -> ExitCode {
         Command::Compile(args) => compile::run(args, &cli.ui),
         Command::Run(args) => run::run(args, &cli.ui),
         Command::Inspect(args) => inspect::run(args, &cli.ui),
+        Command::Bench(args) => bench::run(args, &cli.ui),
+        Command::Doctor(args) => doctor::run(args, &cli.ui),
         Command::Explain(args) => explain::run(args, &cli.ui),
     };
     match result {

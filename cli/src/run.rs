@@ -1,14 +1,18 @@
-//! `planc run`: trains a plan on the ranks of this machine.
+//! `planc run`: trains a plan.
+
+mod compare;
 
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ir::plan::Plan;
-use runtime::{RunError, StepReport, TokenWidth, TrainOptions};
+use runtime::{Place, RunError, StepReport, TokenWidth, TrainOptions};
 use serde_json::json;
 
 use crate::input::{self, ModelArgs};
+use crate::place::PlaceArgs;
 use crate::report::{Failure, Format, Outcome, Ui, print_aside, print_progress};
 use crate::table::{grouped, plural, short};
 use crate::words::mesh_text;
@@ -16,7 +20,8 @@ use crate::words::mesh_text;
 /// Trains a plan; a model is compiled first.
 ///
 /// Without `--data` it trains on generated tokens, without `--weights` it starts from random
-/// weights; both depend on the seed and not on the mesh. Every rank is a thread.
+/// weights; both depend on the seed and not on the mesh. Every rank is a thread, or a process that
+/// torchrun or Slurm started.
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// A plan, or a model with `--mesh`.
@@ -45,9 +50,11 @@ pub struct Args {
     /// Seed of weights, dropout and generated data; by default that of the model.
     #[arg(long)]
     seed: Option<u64>,
-    /// Where to run.
-    #[arg(long, value_enum, default_value_t = Device::Cpu)]
-    device: Device,
+    /// Run every instruction on the CPU too, and name the first that differs. Slow.
+    #[arg(long, value_enum, value_name = "DEVICE")]
+    compare: Option<Reference>,
+    #[command(flatten)]
+    place: PlaceArgs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -56,31 +63,44 @@ enum TokenType {
     U32,
 }
 
+/// What `--compare` compares with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Device {
-    /// A thread per rank.
+enum Reference {
+    /// The CPU.
     Cpu,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
-    let Device::Cpu = args.device;
     if args.steps == Some(0) {
         return Err(Failure::new("PL0609", "`--steps 0` trains nothing")
             .help("give at least 1, or leave it out for the model's own number of steps"));
     }
+    if args.compare.is_some() && !args.place.is_cuda() {
+        return Err(Failure::new("PL0609", "`--compare cpu` compares the CPU with itself")
+            .help("add `--device cuda`"));
+    }
     let plan = input::plan(&args.input, &args.model)?;
-    let options = args.options();
-    let mut log = Log::new(&plan, args, &options, ui);
+    let (report, comparisons) = channel();
+    let compare = args.compare.map(|Reference::Cpu| report);
+    let place = args.place.place(compare).map_err(|it| failure(&it, &args.input))?;
+    let speaks = place.launch.is_first();
+    let options = args.options(place);
+    // Other processes say what goes wrong, and nothing else.
+    let quiet = Ui { quiet: ui.quiet || !speaks, ..*ui };
+    let mut log = Log::new(&plan, args, &options, &quiet);
+    log.heard = speaks;
     let result = runtime::train(&plan, &options, |it| log.step(it));
     log.bar.finish_and_clear();
     result.map_err(|it| failure(&it, &args.input))?;
     log.end();
-    Ok(())
+    // The session is gone, and with it all that could send more.
+    drop(options);
+    if args.compare.is_some() { compare::report(&plan, &comparisons, ui) } else { Ok(()) }
 }
 
 impl Args {
-    fn options(&self) -> TrainOptions {
+    fn options(&self, place: Place) -> TrainOptions {
         TrainOptions {
             steps: self.steps,
             data: self.data.clone(),
@@ -92,11 +112,13 @@ impl Args {
             metrics: self.metrics.clone(),
             log_every: self.log_every,
             seed: self.seed,
+            place,
         }
     }
 }
 
-fn failure(error: &RunError, input: &Path) -> Box<Failure> {
+/// An error of the runtime, as the user sees it.
+pub fn failure(error: &RunError, input: &Path) -> Box<Failure> {
     if error.is_bug() {
         return Failure::bug(format!("{error} [{}], running {}", error.code(), input.display()));
     }

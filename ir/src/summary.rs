@@ -6,7 +6,7 @@ use serde::Serialize;
 use smallvec::SmallVec;
 
 use crate::Shape;
-use crate::ops::CollectiveKind;
+use crate::ops::{Attention, CollectiveKind, Op};
 use crate::placement::AxisSet;
 use crate::plan::{Buffer, Instruction, Part, Plan, PlanSection};
 use crate::quant::AmaxGroup;
@@ -19,6 +19,10 @@ pub struct Summary {
     pub parameters: u64,
     /// Floating point operations of GEMMs and attention; a multiply-add counts two.
     pub flops: u64,
+    /// The same as model FLOPs utilization (MFU) counts them: three times the forward pass, nothing
+    /// computed again, causal attention not halved. For one sequence of `s` tokens, `6 N s + 12 l h s^2`
+    /// with `N` weights in matrix products (PaLM, appendix B; torchtitan).
+    pub model_flops: u64,
     /// Bytes that survive a step: weights, optimizer states, inputs.
     pub persistent_bytes: u64,
     /// Bytes of temporaries at their peak.
@@ -57,7 +61,7 @@ pub struct AmaxTotal {
 impl Summary {
     /// Counts.
     pub fn of(plan: &Plan) -> Summary {
-        let mut flops = 0_u64;
+        let (mut flops, mut model_flops) = (0_u64, 0_u64);
         let mut totals: BTreeMap<(AxisSet, CollectiveKind), [u64; 3]> = BTreeMap::new();
         for section in [PlanSection::Step, PlanSection::Update] {
             let times =
@@ -74,6 +78,8 @@ impl Summary {
                             results.iter().map(|it| &it[..]).collect();
                         flops =
                             times.saturating_mul(op.flops(&args, &results)).saturating_add(flops);
+                        let forward = forward_flops(op, &args, &results).saturating_mul(3);
+                        model_flops = times.saturating_mul(forward).saturating_add(model_flops);
                     }
                     Instruction::Collective { kind, comm, parts, .. } if !kind.is_local() => {
                         let axes = plan.comms[*comm];
@@ -97,6 +103,7 @@ impl Summary {
         Summary {
             parameters: plan.params.iter().map(|it| plan.buffers[it.buffer].ty.n_elements()).sum(),
             flops,
+            model_flops,
             persistent_bytes: plan.persistent_bytes,
             step_bytes: plan.step_bytes,
             collectives: collectives.collect(),
@@ -107,6 +114,19 @@ impl Summary {
     /// Bytes that one rank sends in a step.
     pub fn wire_bytes(&self) -> u64 {
         self.collectives.iter().map(|it| it.wire_bytes).sum()
+    }
+}
+
+/// What the forward pass of a trained op counts, told from what only its backward pass has: a matrix
+/// product has one weight gradient, of as many operations as itself.
+fn forward_flops(op: &Op, args: &[&[u64]], results: &[&[u64]]) -> u64 {
+    match op {
+        Op::Matmul(it) if it.transpose_a => op.flops(args, results),
+        Op::AttentionGrad(it) => {
+            let whole = Attention { causal: false, ..it.forward() };
+            Op::from(whole).flops(&args[..3], &args[3..5])
+        }
+        _ => 0,
     }
 }
 

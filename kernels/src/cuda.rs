@@ -5,6 +5,30 @@
 //! compiles them when a plan is loaded. To add a kernel: write its `.cu`, list it in [`SOURCES`],
 //! write the file here that makes its [`Launch`], add an arm to [`lower`].
 
+mod add;
+pub mod attention;
+mod boxes;
+mod clip_scale;
+mod copy;
+mod cross_entropy;
+mod dropout;
+mod elementwise;
+mod embedding;
+mod fill;
+mod launch;
+mod matmul;
+mod norm;
+mod optimizer;
+mod rope;
+mod sum_leading;
+mod sum_squares;
+#[cfg(test)]
+mod tests;
+pub mod transport;
+mod transpose;
+
+use std::fmt;
+
 use ir::ops::LocalBound;
 use ir::{DType, Op};
 use smallvec::SmallVec;
@@ -14,6 +38,122 @@ pub const DEFAULT_ARCH: &str = "sm_90a";
 
 /// Scratch of every GEMM, in bytes.
 pub const GEMM_WORKSPACE: u64 = 64 << 20;
+
+/// Headers that the sources include, with their text.
+pub const HEADERS: &[(&str, &str)] = &[
+    ("activation.cuh", include_str!("../cuda/activation.cuh")),
+    ("common.cuh", include_str!("../cuda/common.cuh")),
+    ("norm.cuh", include_str!("../cuda/norm.cuh")),
+];
+
+/// The sources of our kernels, with their text.
+pub const SOURCES: &[(&str, &str)] = &[
+    ("activation.cu", include_str!("../cuda/activation.cu")),
+    ("add.cu", include_str!("../cuda/add.cu")),
+    ("attention.cu", include_str!("../cuda/attention.cu")),
+    ("bias_add.cu", include_str!("../cuda/bias_add.cu")),
+    ("boxes.cu", include_str!("../cuda/boxes.cu")),
+    ("ce_loss.cu", include_str!("../cuda/ce_loss.cu")),
+    ("clip_scale.cu", include_str!("../cuda/clip_scale.cu")),
+    ("copy.cu", include_str!("../cuda/copy.cu")),
+    ("cross_entropy.cu", include_str!("../cuda/cross_entropy.cu")),
+    ("dropout.cu", include_str!("../cuda/dropout.cu")),
+    ("elementwise.cu", include_str!("../cuda/elementwise.cu")),
+    ("embedding.cu", include_str!("../cuda/embedding.cu")),
+    ("embedding_grad.cu", include_str!("../cuda/embedding_grad.cu")),
+    ("fill.cu", include_str!("../cuda/fill.cu")),
+    ("glu.cu", include_str!("../cuda/glu.cu")),
+    ("norm.cu", include_str!("../cuda/norm.cu")),
+    ("norm_grad.cu", include_str!("../cuda/norm_grad.cu")),
+    ("optimizer.cu", include_str!("../cuda/optimizer.cu")),
+    ("rope.cu", include_str!("../cuda/rope.cu")),
+    ("sum_leading.cu", include_str!("../cuda/sum_leading.cu")),
+    ("sum_squares.cu", include_str!("../cuda/sum_squares.cu")),
+    ("transpose.cu", include_str!("../cuda/transpose.cu")),
+];
+
+/// An op for which there is no program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unsupported {
+    /// The op in text form.
+    pub op: String,
+    /// What about it no kernel does.
+    pub why: String,
+}
+
+impl Unsupported {
+    fn new(call: &OpCall<'_>, why: impl Into<String>) -> Unsupported {
+        Unsupported { op: call.op.to_text(), why: why.into() }
+    }
+}
+
+impl fmt::Display for Unsupported {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "no CUDA kernel for `{}`: {}", self.op, self.why)
+    }
+}
+
+impl std::error::Error for Unsupported {}
+
+/// What a GPU runs for an op, or for several of which each is [`batchable`] with the first.
+///
+/// # Panics
+/// If there is no call, or several that are not to be batched.
+pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
+    let [call, rest @ ..] = calls else { panic!("a program is for at least one op") };
+    assert!(rest.iter().all(|it| batchable(call, it)), "a batch is of ops that go together");
+    if calls.iter().flat_map(|it| it.results).all(|it| launch::elements(it) == 0) {
+        return Ok(Program::default());
+    }
+    match call.op {
+        Op::Activation(_) | Op::ActivationGrad(_) => elementwise::lower(call),
+        Op::AdamW(_) | Op::Adam(_) | Op::Sgd(_) => optimizer::lower(calls),
+        Op::Add(_) | Op::BiasAdd(_) => add::lower(call),
+        Op::Attention(_) | Op::AttentionGrad(_) => attention::lower(call),
+        Op::Cast(_) | Op::Div(_) | Op::Mul(_) | Op::Scale(_) => elementwise::lower(call),
+        Op::CeLoss(_) | Op::CeLossGrad(_) => cross_entropy::lower(call),
+        Op::CeMax(_) | Op::CeStats(_) | Op::CeStatsGrad(_) => cross_entropy::lower(call),
+        Op::ClipScale(_) => clip_scale::lower(call),
+        Op::Concat(_) | Op::PadDim(_) | Op::SliceDim(_) => copy::lower(call),
+        Op::Dropout(_) => dropout::lower(call),
+        Op::Embedding(_) | Op::EmbeddingGrad(_) => embedding::lower(call),
+        Op::Fill(_) | Op::ZerosLike(_) => fill::lower(call),
+        Op::Glu(_) | Op::GluGrad(_) => elementwise::lower(call),
+        Op::LayerNorm(_) | Op::LayerNormGrad(_) => norm::lower(call),
+        Op::Matmul(_) => matmul::lower(call),
+        Op::MergeDims(_) | Op::SplitDim(_) => Ok(elementwise::copy(call)),
+        Op::RmsNorm(_) | Op::RmsNormGrad(_) => norm::lower(call),
+        Op::Rope(_) => rope::lower(call),
+        Op::SumLeading(_) => sum_leading::lower(call),
+        Op::SumSquares(_) => sum_squares::lower(calls),
+        Op::Transpose(_) => transpose::lower(call),
+        Op::Collective(_) | Op::Reshard(_) => {
+            Err(Unsupported::new(call, "data between ranks is moved by the communicator"))
+        }
+    }
+}
+
+/// Whether one program may do both: the same op on the same element types, with attributes that may
+/// differ only in what a table holds for each tensor. That scalar operands are the same values too,
+/// and that neither needs the other's result, is for the caller to see.
+pub fn batchable(a: &OpCall<'_>, b: &OpCall<'_>) -> bool {
+    let same_op = match (a.op, b.op) {
+        (Op::AdamW(a), Op::AdamW(b)) => {
+            *a == ir::ops::AdamW { weight_decay: a.weight_decay, ..b.clone() }
+        }
+        (Op::Adam(a), Op::Adam(b)) => {
+            *a == ir::ops::Adam { weight_decay: a.weight_decay, ..b.clone() }
+        }
+        (Op::Sgd(a), Op::Sgd(b)) => {
+            *a == ir::ops::Sgd { weight_decay: a.weight_decay, ..b.clone() }
+        }
+        (Op::SumSquares(_), Op::SumSquares(_)) => true,
+        _ => false,
+    };
+    let dtypes =
+        |a: &[Operand], b: &[Operand]| a.iter().map(|it| it.dtype).eq(b.iter().map(|it| it.dtype));
+    same_op && dtypes(a.args, b.args) && dtypes(a.results, b.results)
+}
 
 /// An op on one rank's operands.
 #[derive(Debug, Clone, Copy)]
@@ -38,7 +178,7 @@ pub struct Operand {
 }
 
 /// What runs for one op, or for a batch of them.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Program {
     /// The work, in order on one stream.
     pub work: SmallVec<[Work; 2]>,

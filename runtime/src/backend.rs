@@ -1,4 +1,5 @@
 //! What executes a plan's instructions.
 
+pub mod compare;
 pub mod cpu;
 pub mod cuda;

@@ -60,6 +60,13 @@ pub struct BoundBuffer {
     pub offset: usize,
 }
 
+impl BoundBuffer {
+    /// Size in memory.
+    pub fn bytes(&self) -> usize {
+        self.len * self.dtype.bytes() as usize
+    }
+}
+
 /// The ranks of one communicator that this rank meets, in coordinate order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Group {
@@ -93,6 +100,19 @@ pub enum BoundInstruction {
     Record(Event, Stream),
     /// Holds a stream until the latest point that was marked.
     Wait(Event, Stream),
+}
+
+impl BoundInstruction {
+    /// The stream it is queued on.
+    pub fn stream(&self) -> Stream {
+        match self {
+            BoundInstruction::Compute(_, stream)
+            | BoundInstruction::Collective(_, stream)
+            | BoundInstruction::Copy(_, stream)
+            | BoundInstruction::Record(_, stream)
+            | BoundInstruction::Wait(_, stream) => *stream,
+        }
+    }
 }
 
 /// An op on local data.

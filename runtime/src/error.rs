@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use ir::Phase;
+use ir::plan::PlanSection;
 
 /// See the [module docs](self).
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -142,6 +143,15 @@ pub enum RunError {
         /// How many there are.
         devices: u32,
     },
+    /// Ranks that only work as threads of one process.
+    #[error(
+        "ranks on the CPU, or compared with it, are threads of one process, and {by} started several; \
+         start planc itself, with `--mesh`"
+    )]
+    OneProcess {
+        /// `torchrun`.
+        by: &'static str,
+    },
     /// A library of NVIDIA's that is not there, or does not load.
     #[error(
         "{library} was not {} (looked in {}); `pip install {package}`, or add its folder to \
@@ -195,6 +205,136 @@ pub enum RunError {
         op: String,
         /// What is not supported.
         why: String,
+    },
+    /// One of our kernels that NVRTC does not take.
+    #[error("NVRTC does not compile `{function}` for {arch}: {log}")]
+    Compile {
+        /// Its source and entry.
+        function: String,
+        /// The GPU's architecture.
+        arch: String,
+        /// What NVRTC says.
+        log: String,
+    },
+    /// No end of a section in sight.
+    #[error(
+        "nothing moved for {seconds} s while {} ran: {}; a rank is stuck or gone (its own message says \
+         why), or the work takes longer than the timeout (PLANC_TIMEOUT_S)",
+        section.name(), streams.join("; ")
+    )]
+    Stuck {
+        /// How long.
+        seconds: u64,
+        /// Of which section.
+        section: PlanSection,
+        /// How far each stream had come.
+        streams: Vec<String>,
+    },
+    /// The GPU gave up. It does not say which instruction it was.
+    #[error(
+        "the GPU stopped while {} ran: {status}; {}; run with PLANC_CUDA_SYNC=1 to have the instruction \
+         named",
+        section.name(), streams.join("; ")
+    )]
+    DeviceFault {
+        /// What the driver says.
+        status: String,
+        /// The section.
+        section: PlanSection,
+        /// How far each stream had come.
+        streams: Vec<String>,
+    },
+    /// What says which rank this process is, and does not say all of it.
+    #[error(
+        "{by} says which rank this process is, but not {}; give all of {}",
+        missing.join(", "), all.join(", ")
+    )]
+    LaunchMissing {
+        /// The flags, torchrun or Slurm.
+        by: &'static str,
+        /// What is not given.
+        missing: Vec<&'static str>,
+        /// What must be given.
+        all: Vec<&'static str>,
+    },
+    /// What says which rank this process is, and cannot be so.
+    #[error("{name} is `{value}`, which {why}")]
+    LaunchValue {
+        /// A flag or a variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// What is wrong with it, and what would fix it.
+        why: String,
+    },
+    /// Not as many processes as the mesh has ranks.
+    #[error(
+        "{by} started {world_size} ranks, and mesh ({mesh}) has {ranks}; start {ranks} processes, or use \
+         a mesh of {world_size} ranks"
+    )]
+    WorldSize {
+        /// The flags, torchrun or Slurm.
+        by: &'static str,
+        /// Its ranks.
+        world_size: u64,
+        /// The mesh: `dp=2, tp=4`.
+        mesh: String,
+        /// Its ranks.
+        ranks: u64,
+    },
+    /// Ranks that cannot reach each other.
+    #[error("the ranks cannot meet at {master}: {why}")]
+    Rendezvous {
+        /// `host:port`.
+        master: String,
+        /// What went wrong, and what would fix it.
+        why: String,
+    },
+    /// Ranks that were not started alike.
+    #[error("{who}: {}; start all ranks with the same program, model and options", differences.join(", "))]
+    RanksDiffer {
+        /// `` rank 3 (node7) and rank 0 (node1) differ ``.
+        who: String,
+        /// `` plan 6f12 and 8a03 ``.
+        differences: Vec<String>,
+    },
+    /// A process of the run that is gone.
+    #[error("rank {rank} ({host}) {how}; its own output may say why")]
+    RankGone {
+        /// The rank.
+        rank: u64,
+        /// Where it ran.
+        host: String,
+        /// `ended without a word`, `has been silent for 60 s`.
+        how: String,
+    },
+    /// What a rank in another process failed with.
+    #[error("{message}")]
+    Remote {
+        /// The code of what happened there.
+        code: &'static str,
+        /// Its message, which names the rank.
+        message: String,
+        /// Whether it is our mistake.
+        bug: bool,
+    },
+    /// A failure, with where every rank was when it happened.
+    #[error("{cause}; when it ended: {}", ranks.join("; "))]
+    Positions {
+        /// What happened.
+        cause: Box<RunError>,
+        /// `` ranks 0, 2-3 at step[12] `matmul` making `h` ``.
+        ranks: Vec<String>,
+    },
+    /// A global tensor that this process has only a part of.
+    #[error(
+        "`{name}` is spread over processes, and this one has rank {rank} only; use one process"
+    )]
+    NotHere {
+        /// The buffer.
+        name: String,
+        /// The rank that is here.
+        rank: u64,
     },
     /// A name that is no buffer.
     #[error("the plan has no buffer `{name}`; see `planc inspect`")]
@@ -388,6 +528,19 @@ impl RunError {
             RunError::Cuda { .. } => "PL0544",
             RunError::OutOfDeviceMemory { .. } => "PL0545",
             RunError::NoKernel { .. } => "PL0546",
+            RunError::OneProcess { .. } => "PL0547",
+            RunError::Compile { .. } => "PL0550",
+            RunError::Stuck { .. } => "PL0551",
+            RunError::DeviceFault { .. } => "PL0552",
+            RunError::LaunchMissing { .. } => "PL0560",
+            RunError::LaunchValue { .. } => "PL0561",
+            RunError::WorldSize { .. } => "PL0562",
+            RunError::Rendezvous { .. } => "PL0563",
+            RunError::RanksDiffer { .. } => "PL0564",
+            RunError::RankGone { .. } => "PL0565",
+            RunError::Remote { code, .. } => code,
+            RunError::Positions { cause, .. } => cause.code(),
+            RunError::NotHere { .. } => "PL0566",
             RunError::UnknownBuffer { .. } => "PL0513",
             RunError::NotPersistent { .. } => "PL0514",
             RunError::Elements { .. } => "PL0515",
@@ -406,15 +559,23 @@ impl RunError {
         }
     }
 
+    /// Whether nothing moved, so that where the ranks were is what may say why.
+    pub fn is_stall(&self) -> bool {
+        // Also where it comes from another process, which sends the code.
+        self.code() == "PL0551"
+    }
+
     /// Whether it is our mistake and not the user's.
     pub fn is_bug(&self) -> bool {
         match self {
-            RunError::Rank { cause, .. } => cause.is_bug(),
+            RunError::Rank { cause, .. } | RunError::Positions { cause, .. } => cause.is_bug(),
+            RunError::Remote { bug, .. } => *bug,
             RunError::Panic { .. }
             | RunError::Stopped
             | RunError::NotInteger { .. }
             | RunError::Unwritten { .. }
             | RunError::Padding { .. }
+            | RunError::Compile { .. }
             | RunError::Diverged { .. } => true,
             RunError::NotPlanned { .. }
             | RunError::TooManyRanks { .. }
@@ -429,6 +590,16 @@ impl RunError {
             | RunError::Cuda { .. }
             | RunError::OutOfDeviceMemory { .. }
             | RunError::NoKernel { .. }
+            | RunError::OneProcess { .. }
+            | RunError::Stuck { .. }
+            | RunError::DeviceFault { .. }
+            | RunError::LaunchMissing { .. }
+            | RunError::LaunchValue { .. }
+            | RunError::WorldSize { .. }
+            | RunError::Rendezvous { .. }
+            | RunError::RanksDiffer { .. }
+            | RunError::RankGone { .. }
+            | RunError::NotHere { .. }
             | RunError::UnknownBuffer { .. }
             | RunError::NotPersistent { .. }
             | RunError::Elements { .. }

@@ -23,12 +23,53 @@ pub trait Backend {
     fn wait(&mut self, event: Event, stream: Stream) -> Result<(), RunError>;
     /// Returns when all that is queued is done.
     fn finish(&mut self) -> Result<(), RunError>;
-    /// Replaces the content of a buffer, padding included. Nothing is queued.
-    fn write(&mut self, buffer: Buffer, bytes: &[u8]) -> Result<(), RunError>;
+    /// Replaces the content of a buffer from byte `offset` on, padding included. Nothing is queued.
+    fn write_at(&mut self, buffer: Buffer, offset: usize, bytes: &[u8]) -> Result<(), RunError>;
     /// The content of a buffer, padding included. Nothing is queued.
     fn read(&self, buffer: Buffer, bytes: &mut [u8]) -> Result<(), RunError>;
     /// The instruction at work, or that failed.
     fn at(&self) -> Option<At>;
+    /// From now on, whether the time of each instruction is kept. Keeping it takes time itself.
+    fn keep_times(&mut self, keep: bool) -> Result<(), RunError>;
+    /// When each instruction of the section that ran last was at work, waits included.
+    fn times(&mut self) -> Result<Vec<Span>, RunError>;
+    /// What memory the rank takes.
+    fn memory(&self) -> Result<MemoryUse, RunError>;
+    /// Begins a section and queues all of it at once; false if it has to be queued call by call.
+    fn replay(&mut self, _section: PlanSection) -> Result<bool, RunError> {
+        Ok(false)
+    }
+    /// What a user should know, a line each; told once.
+    fn warnings(&mut self) -> Vec<String> {
+        Vec::new()
+    }
+}
+
+/// When one instruction was at work on its stream.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Span {
+    /// Which; none for a wait.
+    pub at: Option<At>,
+    /// Where.
+    pub stream: Stream,
+    /// Milliseconds from the start of the section.
+    pub start: f64,
+    /// Milliseconds from the start of the section.
+    pub end: f64,
+}
+
+/// Bytes that one rank takes on its device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Both arenas, as planned.
+    pub arenas: u64,
+    /// Scratch of kernels and libraries, as planned.
+    pub workspace: u64,
+    /// Everything else that the process has there, measured: the context, modules, libraries' own
+    /// buffers.
+    pub other: u64,
+    /// What `other` is declared never to exceed.
+    pub other_declared: u64,
 }
 
 /// Runs a section and waits until it is done.
@@ -37,7 +78,19 @@ pub fn run(
     section: PlanSection,
     backend: &mut dyn Backend,
 ) -> Result<(), RunError> {
-    backend.begin(section)?;
+    if !backend.replay(section)? {
+        backend.begin(section)?;
+        issue(plan, section, backend)?;
+    }
+    backend.finish()
+}
+
+/// Queues the instructions of a section.
+pub fn issue(
+    plan: &BoundPlan,
+    section: PlanSection,
+    backend: &mut dyn Backend,
+) -> Result<(), RunError> {
     for instruction in &plan.sections[section as usize] {
         match instruction {
             BoundInstruction::Compute(call, stream) => backend.compute(call, *stream)?,
@@ -47,5 +100,5 @@ pub fn run(
             BoundInstruction::Wait(event, stream) => backend.wait(*event, *stream)?,
         }
     }
-    backend.finish()
+    Ok(())
 }

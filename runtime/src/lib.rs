@@ -1,22 +1,29 @@
 //! Runs plans: binds a plan to mesh coordinates, executes it, feeds it data and weights.
 //!
 //! Reading order: [`bind`] (a plan becomes the program of one rank), [`exec`] (the loop over it),
-//! [`backend`] (what runs an instruction), [`comm`] (how ranks meet), [`session`] (all ranks of a plan
-//! in this process), [`mod@train`] (the training loop).
+//! [`backend`] (what runs an instruction), [`comm`] (how ranks meet), [`launch`] (which ranks run in
+//! this process), [`session`] (those ranks at work), [`mod@train`] (the training loop).
 
 pub mod backend;
+pub mod bench;
 pub mod bind;
 pub mod comm;
 pub mod data;
 pub mod error;
 pub mod exec;
+pub mod launch;
 mod map;
 pub mod memory;
+mod pieces;
+pub mod place;
 pub mod session;
 pub mod train;
 pub mod weights;
 
+pub use bench::{BenchOptions, BenchReport, bench};
 pub use data::{Batch, Data, TokenWidth};
 pub use error::RunError;
+pub use launch::{Launch, LaunchFlags};
+pub use place::{Device, Place};
 pub use session::{RANKS_MAX, Session, SessionOptions, StepReport};
 pub use train::{TrainOptions, train};

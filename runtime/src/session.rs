@@ -1,22 +1,23 @@
-//! `Session`: all ranks of a plan in this process, ready to run its sections.
+//! `Session`: the ranks of a plan that run in this process, ready to run its sections.
 //!
-//! Each rank is a thread that lives as long as the session and works on what it is sent. Ranks fail
-//! together: an error or a panic on one ends all, and the first cause is what every later call
+//! Each rank is a thread that lives as long as the session and works on what it is sent; all ranks of
+//! the plan are here, or one of them (see [`launch`](crate::launch)). Ranks fail together, wherever
+//! they run: an error or a panic on one ends all, and the first cause is what every later call
 //! returns. A step is:
 //!
 //! ```text
 //! write lr and step
 //! for each micro-batch m: write seed, tokens and labels (rows m*B/M .. of the global batch); run `step`
-//! run `update`; read results from rank 0
+//! run `update`; read results from the first rank here: they are the same on all
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use bytemuck::{NoUninit, cast_slice, cast_slice_mut};
+use bytemuck::{cast_slice, cast_slice_mut};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use ir::DType;
@@ -29,10 +30,13 @@ use smallvec::SmallVec;
 
 use crate::backend::cpu::{CpuBackend, CpuOptions};
 use crate::bind::{self, BoundPlan, bind, coord_name, describe};
+use crate::comm::control::{Control, positions_text};
 use crate::comm::local::World;
 use crate::data::Batch;
 use crate::error::RunError;
-use crate::exec::{self, Backend};
+use crate::exec::{self, Backend, MemoryUse, Span};
+use crate::launch::{Hosted, HostedRank};
+use crate::pieces::{fill, for_each_piece};
 use crate::weights::{Weights, halves, init_values};
 
 /// The most ranks that run in one process.
@@ -85,8 +89,11 @@ impl StepReport {
 pub struct Session {
     plan: Arc<Plan>,
     options: SessionOptions,
-    world: Arc<World>,
     ranks: Vec<RankThread>,
+    /// What the session ended with, as its calls return it.
+    ended: OnceLock<RunError>,
+    /// After the ranks, which are dropped first: connections end when nobody needs them.
+    hosted: Hosted,
 }
 
 struct RankThread {
@@ -100,22 +107,71 @@ type Job = Box<dyn FnOnce(&mut Rank) + Send>;
 struct Rank {
     plan: Arc<Plan>,
     bound: Arc<BoundPlan>,
-    world: Arc<World>,
+    control: Arc<dyn Control>,
     backend: Box<dyn Backend>,
+    /// Whether it answers for the ranks of this process.
+    first: bool,
+    /// How many threads it may use to make values.
+    threads: usize,
 }
 
+/// Makes what runs a rank's instructions, on the rank's own thread.
+pub type MakeBackend = dyn Fn(&Arc<Plan>, &Arc<BoundPlan>, &HostedRank) -> Result<Box<dyn Backend>, RunError>
+    + Send
+    + Sync;
+
+/// How long a rank may take to say where it was when a run stalled.
+const POSITIONS_LIMIT: Duration = Duration::from_secs(5);
+
 impl Session {
-    /// Starts all ranks of a plan; parameters have their initial values, everything else is zero.
+    /// Starts all ranks of a plan in this process; parameters have their initial values, everything
+    /// else is zero.
     pub fn new(plan: &Plan, options: &SessionOptions) -> Result<Session, RunError> {
-        check_size(plan)?;
-        bind::check(plan)?;
+        let ranks = check_ranks(plan)?;
+        Session::start(plan, options, Hosted::threads(ranks))
+    }
+
+    /// As [`Session::new`], for the ranks that this process hosts.
+    pub fn start(
+        plan: &Plan,
+        options: &SessionOptions,
+        hosted: Hosted,
+    ) -> Result<Session, RunError> {
+        let make = match check_memory(plan, hosted.ranks.len() as u64) {
+            Ok(()) => cpu_backends(plan, options, &hosted),
+            Err(error) => return Err(hosted.fail(error)),
+        };
+        Session::with_backends(plan, options, hosted, make)
+    }
+
+    /// As [`Session::start`], with backends of the caller's.
+    pub fn with_backends(
+        plan: &Plan,
+        options: &SessionOptions,
+        hosted: Hosted,
+        make: Arc<MakeBackend>,
+    ) -> Result<Session, RunError> {
+        if let Err(error) = bind::check(plan) {
+            return Err(hosted.fail(error));
+        }
         let plan = Arc::new(plan.clone());
-        let world = Arc::new(World::new(&plan));
-        let mut session = Session { plan, options: *options, world, ranks: Vec::new() };
-        let ready = session.start()?;
+        let (ranks, ended) = (Vec::new(), OnceLock::new());
+        let mut session = Session { plan, options: *options, ranks, ended, hosted };
+        let ready = session.start_ranks(&make)?;
         session.collect(ready)?;
         session.initialize()?;
         Ok(session)
+    }
+
+    /// Ends all ranks, wherever they run, with something that is not an instruction's error; returns
+    /// what they end with.
+    pub fn fail(&self, error: RunError) -> RunError {
+        self.hosted.fail(error)
+    }
+
+    /// Whether rank 0, which reports, is in this process.
+    pub fn is_first(&self) -> bool {
+        self.hosted.is_first()
     }
 
     /// The plan.
@@ -206,7 +262,7 @@ impl Session {
     pub fn update(&self) -> Result<Vec<(Name, f32)>, RunError> {
         let mut results = self.on_all(|rank| {
             rank.run(PlanSection::Update)?;
-            if rank.bound.rank != 0 {
+            if !rank.first {
                 return Ok(Vec::new());
             }
             let plan = rank.plan.clone();
@@ -219,7 +275,8 @@ impl Session {
         Ok(results.swap_remove(0))
     }
 
-    /// The global value of a buffer that outlives a section, reduced where it is partial.
+    /// The global value of a buffer that outlives a section, reduced where it is partial. What is
+    /// spread over ranks of other processes is an error.
     pub fn read(&self, name: &str) -> Result<Tensor<f32>, RunError> {
         let buffer = self.persistent(name)?;
         let op = self.plan.buffers[buffer].sharding.partial.map(|it| it.0);
@@ -273,6 +330,22 @@ impl Session {
         Ok(())
     }
 
+    /// From now on, whether every rank keeps the time of each instruction; see [`Backend::keep_times`].
+    pub fn keep_times(&self, keep: bool) -> Result<(), RunError> {
+        self.on_all(move |rank| rank.backend.keep_times(keep))?;
+        Ok(())
+    }
+
+    /// When each instruction of the section that ran last was at work, for each rank of this process.
+    pub fn times(&self) -> Result<Vec<Vec<Span>>, RunError> {
+        self.on_all(|rank| rank.backend.times())
+    }
+
+    /// What each rank of this process takes of its device's memory.
+    pub fn memory(&self) -> Result<Vec<MemoryUse>, RunError> {
+        self.on_all(|rank| rank.backend.memory())
+    }
+
     fn persistent(&self, name: &str) -> Result<Buffer, RunError> {
         let unknown = || RunError::UnknownBuffer { name: name.to_string() };
         let buffer = self.plan.buffer(name).ok_or_else(unknown)?;
@@ -289,18 +362,28 @@ impl Session {
         read: fn(&Rank, Buffer) -> Result<Vec<T>, RunError>,
         combine: impl Fn(T, T) -> T,
     ) -> Result<Vec<T>, RunError> {
+        let (plan, data) = (&*self.plan, &self.plan.buffers[buffer]);
+        let copies = data.sharding.replicated_axes(&plan.mesh);
+        let whole = copies == plan.mesh.all();
+        let here = self.hosted.ranks.len() as u64;
+        if here < plan.mesh.n_ranks() && !whole {
+            let (name, rank) = (data.name.clone(), self.hosted.ranks[0].rank);
+            return Err(RunError::NotHere { name, rank });
+        }
         let locals = self.on_all(move |rank| {
             let mesh = &rank.plan.mesh;
             // Of equal copies, the first.
-            let copies = rank.plan.buffers[buffer].sharding.replicated_axes(mesh);
-            let first = mesh.index_in(copies, &rank.bound.coord) == 0;
+            let first = match whole {
+                true => rank.first,
+                false => mesh.index_in(copies, &rank.bound.coord) == 0,
+            };
             first.then(|| read(rank, buffer)).transpose()
         })?;
-        let (plan, data) = (&*self.plan, &self.plan.buffers[buffer]);
         let local_shape = plan.local_shape(buffer);
         let mut res: Vec<Option<T>> = vec![None; data.ty.n_elements() as usize];
-        for (coord, local) in plan.mesh.coords().zip(&locals) {
+        for (rank, local) in self.hosted.ranks.iter().zip(&locals) {
             let Some(local) = local else { continue };
+            let coord = plan.mesh.coord_of(rank.rank);
             let runs = held(plan, buffer, &coord);
             for_each_copy(&data.ty.shape, &local_shape, &runs, |global, at, len| {
                 let (global, at, len) = (global as usize, at as usize, len as usize);
@@ -312,17 +395,28 @@ impl Session {
         Ok(res.into_iter().map(Option::unwrap_or_default).collect())
     }
 
-    /// Starts the threads; what they send when they are bound comes through the receiver.
-    fn start(&mut self) -> Result<Receiver<(u64, Option<()>)>, RunError> {
+    /// Starts the threads; what they send when they are ready comes through the receiver.
+    fn start_ranks(
+        &mut self,
+        make: &Arc<MakeBackend>,
+    ) -> Result<Receiver<(u64, Option<()>)>, RunError> {
         let (done, ready) = channel();
-        let order = stream_key(&self.plan.name) ^ self.options.order_seed.rotate_left(32);
-        let cpu = CpuOptions { order_seed: order, check: self.options.check };
-        for rank in 0..self.plan.mesh.n_ranks() {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = (cores / self.hosted.ranks.len()).max(1);
+        for (i, hosted) in self.hosted.ranks.iter().enumerate() {
             let (sender, jobs) = channel();
-            let (plan, world, done) = (self.plan.clone(), self.world.clone(), done.clone());
-            let body = move || rank_main(rank, plan, world, cpu, &jobs, &done);
+            let (plan, hosted, make, done) =
+                (self.plan.clone(), hosted.clone(), make.clone(), done.clone());
+            let rank = hosted.rank;
+            let body = move || {
+                let make = move || make_rank(plan, &hosted, &*make, (i == 0, threads));
+                rank_main(rank, make, &jobs, &done);
+            };
             let handle = Builder::new().name(format!("rank {rank}")).spawn(body);
-            let handle = handle.map_err(|it| RunError::Thread { rank, why: it.to_string() })?;
+            let handle = handle.map_err(|it| {
+                let why = it.to_string();
+                self.hosted.fail(RunError::Thread { rank, why })
+            })?;
             self.ranks.push(RankThread { jobs: Some(sender), handle: Some(handle) });
         }
         Ok(ready)
@@ -348,8 +442,8 @@ impl Session {
         &self,
         job: impl Fn(&mut Rank) -> Result<R, RunError> + Send + Sync + 'static,
     ) -> Result<Vec<R>, RunError> {
-        if let Some(fault) = self.world.fault() {
-            return Err(fault);
+        if let Some(error) = self.ended() {
+            return Err(error);
         }
         let job = Arc::new(job);
         let (done, results) = channel();
@@ -362,7 +456,7 @@ impl Session {
             });
             let jobs = rank.jobs.as_ref().expect("ranks run as long as the session");
             if jobs.send(guarded).is_err() {
-                self.world.fail(RunError::Stopped);
+                self.hosted.fail(RunError::Stopped);
             }
         }
         drop(done);
@@ -372,19 +466,36 @@ impl Session {
     /// Waits for the answers of all ranks.
     fn collect<R>(&self, results: Receiver<(u64, Option<R>)>) -> Result<Vec<R>, RunError> {
         let mut all: Vec<(u64, Option<R>)> = results.iter().take(self.ranks.len()).collect();
-        if let Some(fault) = self.world.fault() {
-            return Err(fault);
+        if let Some(error) = self.ended() {
+            return Err(error);
         }
         all.sort_by_key(|it| it.0);
         let all: Vec<R> = all.into_iter().filter_map(|it| it.1).collect();
         assert_eq!(all.len(), self.ranks.len(), "a rank ended without saying why");
         Ok(all)
     }
+
+    /// The failure that ended the session, with where the ranks were if that is what is unknown.
+    fn ended(&self) -> Option<RunError> {
+        let fault = self.hosted.fault.get()?;
+        let error = self.ended.get_or_init(|| {
+            let control = &self.hosted.ranks[0].control;
+            for rank in &self.hosted.ranks {
+                // Those that were at work have said so already.
+                rank.control.report(BETWEEN.to_string());
+            }
+            if !fault.is_stall() || !self.is_first() {
+                return fault;
+            }
+            let ranks = positions_text(&control.positions(POSITIONS_LIMIT));
+            RunError::Positions { cause: Box::new(fault), ranks }
+        });
+        Some(error.clone())
+    }
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.world.fail(RunError::Stopped);
         for rank in &mut self.ranks {
             rank.jobs = None;
         }
@@ -397,43 +508,78 @@ impl Drop for Session {
     }
 }
 
+/// CPU backends that meet in this process.
+pub(crate) fn cpu_backends(
+    plan: &Plan,
+    options: &SessionOptions,
+    hosted: &Hosted,
+) -> Arc<MakeBackend> {
+    let order = stream_key(&plan.name) ^ options.order_seed.rotate_left(32);
+    let options = CpuOptions { order_seed: order, check: options.check };
+    // A plan that is broken may have communicators that cannot be; it is refused before it is used.
+    let world = OnceLock::new();
+    let fault = hosted.fault.clone();
+    Arc::new(move |plan, bound, _| {
+        let world = world.get_or_init(|| World::new(plan, &fault));
+        Ok(Box::new(CpuBackend::new(bound.clone(), world.clone(), options)))
+    })
+}
+
 /// The life of a rank's thread.
 fn rank_main(
-    rank: u64,
-    plan: Arc<Plan>,
-    world: Arc<World>,
-    options: CpuOptions,
+    number: u64,
+    make: impl FnOnce() -> Result<Rank, (Arc<dyn Control>, RunError)>,
     jobs: &Receiver<Job>,
     done: &Sender<(u64, Option<()>)>,
 ) {
-    let bound = catch_unwind(AssertUnwindSafe(|| bind(&plan, rank)));
-    let bound = match bound.unwrap_or_else(|it| Err(panic_error(&*it))) {
-        Ok(bound) => Arc::new(bound),
-        Err(error) => {
-            world.fail(error);
-            let _ = done.send((rank, None));
+    let mut rank = match make() {
+        Ok(rank) => rank,
+        Err((control, error)) => {
+            if error != RunError::Stopped {
+                control.fail(error);
+            }
+            let _ = done.send((number, None));
             return;
         }
     };
-    let backend = Box::new(CpuBackend::new(bound.clone(), world.clone(), options));
-    let mut state = Rank { plan, bound, world, backend };
-    let _ = done.send((rank, Some(())));
+    let _ = done.send((number, Some(())));
     while let Ok(job) = jobs.recv() {
-        job(&mut state);
+        job(&mut rank);
     }
 }
+
+/// Binds the plan and makes the backend.
+fn make_rank(
+    plan: Arc<Plan>,
+    hosted: &HostedRank,
+    make: &MakeBackend,
+    (first, threads): (bool, usize),
+) -> Result<Rank, (Arc<dyn Control>, RunError)> {
+    let control = hosted.control.clone();
+    let made = catch_unwind(AssertUnwindSafe(|| {
+        let bound = Arc::new(bind(&plan, hosted.rank)?);
+        let backend = make(&plan, &bound, hosted)?;
+        Ok((bound, backend))
+    }));
+    match made.unwrap_or_else(|it| Err(panic_error(&*it))) {
+        Ok((bound, backend)) => Ok(Rank { plan, bound, control, backend, first, threads }),
+        Err(error) => Err((control, error)),
+    }
+}
+
+/// Where a rank is that runs no instruction.
+const BETWEEN: &str = "between sections";
 
 /// Runs a job; an error or a panic ends all ranks.
 fn guard<R>(rank: &mut Rank, job: impl FnOnce(&mut Rank) -> Result<R, RunError>) -> Option<R> {
     let result = catch_unwind(AssertUnwindSafe(|| job(rank)));
     match result.unwrap_or_else(|it| Err(panic_error(&*it))) {
-        Ok(it) => Some(it),
-        Err(RunError::Stopped) => None,
-        Err(error) => {
-            rank.world.fail(rank.blame(error));
-            None
-        }
+        Ok(it) => return Some(it),
+        Err(RunError::Stopped) => (),
+        Err(error) => rank.control.fail(rank.blame(error)),
     }
+    rank.control.report(rank.position());
+    None
 }
 
 fn panic_error(payload: &(dyn std::any::Any + Send)) -> RunError {
@@ -452,43 +598,55 @@ impl Rank {
         RunError::Rank {
             rank: self.bound.rank,
             coord: coord_name(&self.plan.mesh, &self.bound.coord),
-            at: match self.backend.at() {
-                Some(at) => describe(&self.plan, at),
-                None => "between sections".to_string(),
-            },
+            at: self.position(),
             cause: Box::new(cause),
         }
+    }
+
+    /// Its instruction.
+    fn position(&self) -> String {
+        self.backend.at().map_or(BETWEEN.to_string(), |it| describe(&self.plan, it))
     }
 
     /// Sets a buffer from its global elements: `fetch` gives those from an index on.
     fn write_floats(
         &mut self,
         buffer: Buffer,
-        fetch: impl FnMut(u64, &mut [f32]),
+        fetch: impl Fn(u64, &mut [f32]) + Sync,
     ) -> Result<(), RunError> {
-        let values = self.local_part(buffer, fetch);
-        match self.bound.buffers[buffer].dtype {
-            DType::F32 => self.backend.write(buffer, cast_slice(&values)),
-            DType::Bf16 => {
-                let mut rounded = vec![bf16::ZERO; values.len()];
-                rounded.convert_from_f32_slice(&values);
-                self.backend.write(buffer, cast_slice(&rounded))
+        let Rank { plan, bound, backend, threads, .. } = self;
+        let (dtype, mut values) = (bound.buffers[buffer].dtype, Vec::new());
+        let size = dtype.bytes() as usize;
+        for_each_piece(plan, bound, buffer, |start, len, stretches| {
+            fill(&mut values, len, stretches, *threads, &fetch);
+            let offset = start * size;
+            match dtype {
+                DType::F32 => backend.write_at(buffer, offset, cast_slice(&values)),
+                DType::Bf16 => {
+                    let mut rounded = vec![bf16::ZERO; len];
+                    rounded.convert_from_f32_slice(&values);
+                    backend.write_at(buffer, offset, cast_slice(&rounded))
+                }
+                DType::I32 => {
+                    let integers: Vec<i32> = values.iter().map(|&it| it as i32).collect();
+                    backend.write_at(buffer, offset, cast_slice(&integers))
+                }
             }
-            DType::I32 => {
-                let integers: Vec<i32> = values.iter().map(|&it| it as i32).collect();
-                self.backend.write(buffer, cast_slice(&integers))
-            }
-        }
+        })
     }
 
     /// As [`Rank::write_floats`], for integers, which stay exact.
     fn write_ints(
         &mut self,
         buffer: Buffer,
-        fetch: impl FnMut(u64, &mut [i32]),
+        fetch: impl Fn(u64, &mut [i32]) + Sync,
     ) -> Result<(), RunError> {
-        let values = self.local_part(buffer, fetch);
-        self.backend.write(buffer, cast_slice(&values))
+        let Rank { plan, bound, backend, threads, .. } = self;
+        let mut values = Vec::new();
+        for_each_piece(plan, bound, buffer, |start, len, stretches| {
+            fill(&mut values, len, stretches, *threads, &fetch);
+            backend.write_at(buffer, start * size_of::<i32>(), cast_slice(&values))
+        })
     }
 
     /// Sets a scalar input, if the plan has it.
@@ -499,22 +657,6 @@ impl Rank {
             }
             _ => Ok(()),
         }
-    }
-
-    /// This rank's part of a global tensor, with its padding.
-    fn local_part<T: NoUninit + Default>(
-        &self,
-        buffer: Buffer,
-        mut fetch: impl FnMut(u64, &mut [T]),
-    ) -> Vec<T> {
-        let data = &self.plan.buffers[buffer];
-        let mut res = vec![T::default(); self.bound.buffers[buffer].len];
-        let shape = self.plan.local_shape(buffer);
-        let runs = held(&self.plan, buffer, &self.bound.coord);
-        for_each_copy(&data.ty.shape, &shape, &runs, |global, at, len| {
-            fetch(global, &mut res[at as usize..(at + len) as usize]);
-        });
-        res
     }
 
     /// What this rank holds of a buffer, padding included.
@@ -545,7 +687,7 @@ impl Rank {
 }
 
 /// Stretches that a coordinate holds, from the global tensor to its buffer.
-fn held(plan: &Plan, buffer: Buffer, coord: &[u32]) -> SmallVec<[CopyRuns; 4]> {
+pub(crate) fn held(plan: &Plan, buffer: Buffer, coord: &[u32]) -> SmallVec<[CopyRuns; 4]> {
     let data = &plan.buffers[buffer];
     let dims = data.sharding.dims.iter().zip(&data.ty.shape);
     let whole = DimLayout::whole();
@@ -558,7 +700,8 @@ fn dropout_seed(seed: u64, step: u64, micro_batch: u32) -> u32 {
     philox4x32_10([low, high, micro_batch, 0], halves(seed))[0] >> 8
 }
 
-fn check_size(plan: &Plan) -> Result<(), RunError> {
+/// How many ranks a plan has, if they can be threads.
+pub(crate) fn check_ranks(plan: &Plan) -> Result<u64, RunError> {
     // A mesh of many axes may have more ranks than a u64 counts.
     let sizes = plan.mesh.axes.iter().map(|it| u64::from(it.size));
     let ranks = sizes.fold(1u64, u64::saturating_mul);
@@ -567,6 +710,12 @@ fn check_size(plan: &Plan) -> Result<(), RunError> {
         let mesh = axes.collect::<Vec<String>>().join(", ");
         return Err(RunError::TooManyRanks { mesh, ranks, max: RANKS_MAX });
     }
+    // Refused with a reason when it is bound.
+    Ok(ranks.max(1))
+}
+
+/// Whether the arenas of so many ranks fit into this machine's memory.
+fn check_memory(plan: &Plan, ranks: u64) -> Result<(), RunError> {
     let per_rank = plan.persistent_bytes.saturating_add(plan.step_bytes);
     let total = per_rank.saturating_mul(ranks);
     match physical_memory() {
@@ -659,14 +808,15 @@ mod tests {
     #[test]
     fn ranks_that_come_to_different_collectives_are_told() {
         let session = gather();
-        let job = |rank: &mut Rank| {
+        let world = World::new(session.plan(), &session.hosted.fault);
+        let job = move |rank: &mut Rank| {
             let index = usize::from(rank.bound.rank == 5);
             let at = bind::At { section: PlanSection::Step, index };
             let place = {
                 let (comm, group) = rank.bound.groups.iter().next().expect("a group");
                 (comm, group.id, group.index)
             };
-            rank.world.exchange(place, at, Arc::default()).map(|_| ())
+            world.exchange(place, at, Arc::default()).map(|_| ())
         };
         let error = session.on_all(job).expect_err("they differ");
         assert_eq!(error.code(), "PL0512", "{error}");

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::data::{Data, TokenWidth};
 use crate::error::RunError;
+use crate::place::Place;
 use crate::session::{Session, SessionOptions, StepReport};
 use crate::weights::Weights;
 
@@ -29,6 +30,8 @@ pub struct TrainOptions {
     pub log_every: u64,
     /// Seed of initial weights, dropout and synthetic data.
     pub seed: Option<u64>,
+    /// Where to run.
+    pub place: Place,
 }
 
 /// One line of `--metrics`. JSON has no NaN: it is `null`.
@@ -69,19 +72,43 @@ pub fn train(
     }
     check_batch(plan)?;
     let seed = options.seed.unwrap_or(plan.run.seed);
+    // Ranks meet first: what goes wrong on one of them then ends all.
+    let hosted = options.place.host(plan, &[("seed", seed), ("steps", options.steps(plan))])?;
+    let data = match open_data(plan, options, seed) {
+        Ok(data) => data,
+        Err(error) => return Err(hosted.fail(error)),
+    };
+    let session = SessionOptions { seed, ..SessionOptions::default() };
+    let session = options.place.start(plan, &session, hosted)?;
+    match run(&session, &data, options, &mut on_step) {
+        Ok(()) => Ok(session),
+        Err(error) => Err(session.fail(error)),
+    }
+}
+
+fn open_data(plan: &Plan, options: &TrainOptions, seed: u64) -> Result<Data, RunError> {
     let data = match options.data.is_empty() {
         true => Data::synthetic(&plan.run, seed),
         false => Data::open(&options.data, &plan.run, options.token_width)?,
     };
-    let steps = options.steps(plan);
-    data.check_steps(steps)?;
-    let session = Session::new(plan, &SessionOptions { seed, ..SessionOptions::default() })?;
+    data.check_steps(options.steps(plan))?;
+    Ok(data)
+}
+
+fn run(
+    session: &Session,
+    data: &Data,
+    options: &TrainOptions,
+    on_step: &mut dyn FnMut(&StepReport),
+) -> Result<(), RunError> {
+    let plan = session.plan();
     if !options.weights.is_empty() {
         session.load_weights(&Weights::open(plan, &options.weights)?)?;
     }
-    let mut metrics = options.metrics.as_deref().map(MetricsFile::create).transpose()?;
+    let metrics = options.metrics.as_deref().filter(|_| session.is_first());
+    let mut metrics = metrics.map(MetricsFile::create).transpose()?;
     session.prepare()?;
-    for step in 1..=steps {
+    for step in 1..=options.steps(plan) {
         let batch = data.batch(step - 1)?;
         let report = session.step(&batch, plan.run.schedule.at(step - 1), step)?;
         if let Some(metrics) = &mut metrics {
@@ -89,7 +116,7 @@ pub fn train(
         }
         on_step(&report);
     }
-    Ok(session)
+    Ok(())
 }
 
 /// Batches of data are what the micro-batches of the program read.

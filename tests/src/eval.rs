@@ -3,11 +3,8 @@
 use std::collections::BTreeMap;
 
 use ir::graph::{Def, Graph};
-use ir::ops::{
-    Add, BoundAt, GradCx, GradError, LocalBound, LocalCx, Op, Real, SampleInput, Tensor, Values,
-};
+use ir::ops::{Add, GradCx, GradError, Op, Real, SampleInput, Tensor};
 use ir::placement::Mesh;
-use ir::random::Stream;
 use ir::{Builder, Section, TensorType, Value};
 use smallvec::SmallVec;
 
@@ -21,14 +18,7 @@ pub fn empty_graph() -> Graph {
 
 /// Random content of an operand; other numbers for other seeds.
 pub fn random<T: Real>(input: &SampleInput, seed: u64) -> Tensor<T> {
-    let stream = Stream { seed, key: 0 };
-    let value = |i: u64| match input.values {
-        Values::Random => 2.0 * stream.uniform(i) - 1.0,
-        Values::Positive => 0.5 + stream.uniform(i),
-        Values::Ids(n) => f64::from(stream.word(i) % n),
-    };
-    let data = (0..input.ty.n_elements()).map(|it| T::from_f64(value(it))).collect();
-    Tensor { shape: local(&input.ty.shape), data }
+    input.tensor(seed)
 }
 
 /// A tensor of these elements.
@@ -37,40 +27,9 @@ pub fn tensor(shape: &[usize], data: &[f64]) -> Tensor<f64> {
     Tensor { shape: SmallVec::from_slice(shape), data: data.to_vec() }
 }
 
-/// The op's reference on global operands. Results start as no numbers, so that what the op does
-/// not write shows.
+/// As [`ir::ops::apply`], of an op that takes these operands.
 pub fn apply<T: Real>(op: &Op, inputs: &[Tensor<T>], types: &[&TensorType]) -> Vec<Tensor<T>> {
-    let results = op.infer(types).unwrap_or_else(|it| panic!("{}: {it}", op.to_text()));
-    let bounds: Vec<LocalBound> = op
-        .bounds(types)
-        .iter()
-        .map(|at| {
-            let size = match *at {
-                BoundAt::Input(operand, dim) => types[operand].shape[dim],
-                BoundAt::Result(result, dim) => results[result].shape[dim],
-            };
-            LocalBound { start: 0, extent: size, size }
-        })
-        .collect();
-    let shapes: Vec<_> = results.iter().map(|it| local(&it.shape)).collect();
-    run(op, inputs, &shapes, &bounds)
-}
-
-/// The op's reference on operands of one rank, with results of these shapes.
-pub fn run<T: Real>(
-    op: &Op,
-    inputs: &[Tensor<T>],
-    shapes: &[SmallVec<[usize; 4]>],
-    bounds: &[LocalBound],
-) -> Vec<Tensor<T>> {
-    let mut res: Vec<Tensor<T>> = shapes
-        .iter()
-        .map(|shape| Tensor { shape: shape.clone(), data: vec![T::nan(); shape.iter().product()] })
-        .collect();
-    let views: Vec<_> = inputs.iter().map(Tensor::view).collect();
-    let mut results: Vec<_> = res.iter_mut().map(Tensor::view_mut).collect();
-    op.reference(&views, &mut results, &LocalCx { bounds });
-    res
+    ir::ops::apply(op, inputs, types).unwrap_or_else(|it| panic!("{}: {it}", op.to_text()))
 }
 
 /// Adds to `env`, which has the graph's leaves, what its nodes make of them.
@@ -136,9 +95,4 @@ fn sum(builder: &mut Builder<'_>, grads: &[Value]) -> Value {
 /// Adds an input to a graph.
 pub fn leaf(graph: &mut Graph, ty: &TensorType) -> Value {
     Builder::new(graph).leaf("leaf", ty.clone(), Def::Input)
-}
-
-/// Sizes as the references take them.
-pub fn local(shape: &[u64]) -> SmallVec<[usize; 4]> {
-    shape.iter().map(|&it| it as usize).collect()
 }

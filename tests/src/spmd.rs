@@ -1,11 +1,13 @@
 //! Runs one op on every rank of a mesh, and compares with the global result.
 
-use ir::ops::{Assignment, BoundAt, Factors, Linear, LocalBound, Op, Tensor};
+use ir::ops::{
+    Assignment, BoundAt, Factors, Linear, LocalBound, Op, Tensor, local_shape, run_reference,
+};
 use ir::placement::{Axis, Digit, DimLayout, Mesh, ReduceOp, Sharding};
 use ir::random::Stream;
 use ir::{Shape, TensorType};
 
-use crate::eval::{apply, local, run};
+use crate::eval::apply;
 
 /// By how much results may differ, relative to numbers of order one: the op's sums of up to a few
 /// hundred terms are cut and added in another order, each addition with an error of 2^-53.
@@ -99,7 +101,7 @@ impl Case {
             .collect();
         let views: Vec<&[u64]> = shapes.iter().map(|it| it.as_slice()).collect();
         let op = self.op.localize(&views).unwrap_or_else(|| self.op.clone());
-        let shapes: Vec<_> = shapes.iter().map(|it| local(it)).collect();
+        let shapes: Vec<_> = shapes.iter().map(|it| local_shape(it)).collect();
         let parts: Vec<Vec<Tensor<f64>>> = self
             .operands
             .iter()
@@ -129,7 +131,7 @@ impl Case {
                     LocalBound { start, extent, size }
                 })
                 .collect();
-            run(&op, &operands, &shapes, &bounds)
+            run_reference(&op, &operands, &shapes, &bounds)
         });
         Run { ranks: ranks.collect(), results }
     }
@@ -256,7 +258,7 @@ fn cut(
     mesh: &Mesh,
     coord: &[u32],
 ) -> Tensor<f64> {
-    let mut res = Tensor::zeros(&local(&sharding.local_shape(shape, mesh)));
+    let mut res = Tensor::zeros(&local_shape(&sharding.local_shape(shape, mesh)));
     for (from, to) in positions(shape, sharding, mesh, coord) {
         res.data[to] = global.data[from];
     }

@@ -432,6 +432,161 @@ pub const CODES: &[Code] = &[
         fix: "Remove one of them from the file, or do not tie them in the model.",
     },
     Code {
+        code: "PL0540",
+        title: "no NVIDIA driver",
+        text: "`--device cuda` was asked for and libcuda.so.1, which comes with the driver, was not \
+               found by the loader. Nothing else is looked for then.",
+        example: "Running on a laptop, or in a container without `--gpus all`.",
+        fix: "Install the driver, start the container with GPUs, or run with `--device cpu`. \
+              `planc doctor` shows what the machine has.",
+    },
+    Code {
+        code: "PL0541",
+        title: "a GPU that does not exist",
+        text: "A rank is to run on a GPU that this machine does not have: the mesh has more ranks \
+               than there are GPUs, or CUDA_VISIBLE_DEVICES hides some.",
+        example: "`--mesh 4` on a machine with 2 GPUs.",
+        fix: "Compile for a mesh of as many ranks as there are GPUs, or start more machines with \
+              torchrun or Slurm.",
+    },
+    Code {
+        code: "PL0542",
+        title: "a CUDA library is missing",
+        text: "cuBLASLt, cuDNN, NCCL and NVRTC are looked for in LD_LIBRARY_PATH, in NVIDIA's wheels \
+               of the active Python, in the CUDA toolkit and where the loader looks. The message says \
+               which one was looked for, and where.",
+        example: "A machine with a driver and no PyTorch.",
+        fix: "Install the wheel that the message names, activate the environment that has it, or add \
+              the library's folder to LD_LIBRARY_PATH.",
+    },
+    Code {
+        code: "PL0543",
+        title: "a CUDA library of another version",
+        text: "The library was found and lacks a function that is needed, so it is older or newer than \
+               what planc was written for.",
+        example: "cuDNN 8 in front of cuDNN 9 in LD_LIBRARY_PATH.",
+        fix: "Use the versions that `planc doctor` names as tested.",
+    },
+    Code {
+        code: "PL0544",
+        title: "a CUDA call failed",
+        text: "The driver or a library returned an error; the message has the call and the status. An \
+               asynchronous fault shows at a later call than the one that made it.",
+        example: "cuMemcpyDtoH failed: CUDA_ERROR_ILLEGAL_ADDRESS.",
+        fix: "Run again with PLANC_CUDA_SYNC=1, which waits after each instruction, so that the right \
+              one is named. Look for Xid lines in `dmesg`: hardware fails too.",
+    },
+    Code {
+        code: "PL0545",
+        title: "the GPU's memory is full",
+        text: "The arenas and workspaces of the plan are allocated once, at the start, and did not fit \
+               beside what the GPU already holds.",
+        example: "A plan of 90 GiB a rank on a GPU of 80 GiB, or another job on the same GPU.",
+        fix: "Use a larger mesh, a smaller batch, or `checkpoint` in the model; `planc compile` prints \
+              the memory of a rank. `nvidia-smi` shows who else uses the GPU.",
+    },
+    Code {
+        code: "PL0546",
+        title: "no kernel for an op",
+        text: "The CUDA backend has no kernel for this op with these element types or sizes.",
+        example: "A head dimension over 256.",
+        fix: "Change the model, or run with `--device cpu`, which runs every op.",
+    },
+    Code {
+        code: "PL0547",
+        title: "ranks that must be threads",
+        text: "Ranks on the CPU exchange data through memory, so that they are threads of one process. A \
+               launcher's variables say that this process is one of several.",
+        example: "torchrun --nproc_per_node 2 planc run model.plan --device cpu.",
+        fix: "Start planc without the launcher, or run with `--device cuda`.",
+    },
+    Code {
+        code: "PL0550",
+        title: "a kernel that does not compile",
+        text: "planc compiles its kernels with NVRTC when a plan is loaded. NVRTC does not take one of \
+               them for this GPU's architecture, which is a bug of planc, or an NVRTC of another version \
+               than it was made for.",
+        example: "A GPU older than what a kernel uses.",
+        fix: "Install the version of NVRTC that `planc doctor` names; else report it, with the log.",
+    },
+    Code {
+        code: "PL0551",
+        title: "a section that does not end",
+        text: "No stream of the GPU moved for as long as the timeout allows. Collectives wait for all \
+               ranks, so one that is stuck, gone or very late stops all; no library reports it. The report \
+               says which collective each stream had come to.",
+        example: "A process that was killed while the others wait for its gradients.",
+        fix: "Look at the other ranks' messages. If a single instruction really takes that long, set \
+              PLANC_TIMEOUT_S to more seconds.",
+    },
+    Code {
+        code: "PL0552",
+        title: "the GPU reported a fault",
+        text: "An instruction went wrong on the GPU, which reports it later and does not say which one it \
+               was. The process cannot use the GPU any more.",
+        example: "A kernel that reads beyond its operands; a GPU that fell off the bus.",
+        fix: "Run again with PLANC_CUDA_SYNC=1, which waits after each instruction, and report what it \
+              names.",
+    },
+    Code {
+        code: "PL0560",
+        title: "not all that says which rank this process is",
+        text: "A process of a run with several needs its rank, how many there are, its number on this \
+               machine (for its GPU), and where rank 0 is. They come from flags, else from the \
+               variables of torchrun, else from those of Slurm; a set that is incomplete is an error, \
+               since a wrong guess would let ranks wait for each other.",
+        example: "RANK and WORLD_SIZE are set and MASTER_ADDR is not.",
+        fix: "Set what the report says is missing, or unset the others to run all ranks in one process.",
+    },
+    Code {
+        code: "PL0561",
+        title: "a rank, size or address that cannot be",
+        text: "A flag or variable that says which rank this process is has a value that is no number, \
+               out of range, or no address.",
+        example: "--rank 8 with --world-size 8: ranks count from 0.",
+        fix: "Correct the value that the report names.",
+    },
+    Code {
+        code: "PL0562",
+        title: "not as many processes as ranks",
+        text: "Every rank of the mesh is one process (or, without a launcher, one thread). The launcher \
+               started another number than the mesh has.",
+        example: "torchrun --nproc-per-node 4 with --mesh 2x4.",
+        fix: "Start as many processes as the mesh has ranks, or change the mesh.",
+    },
+    Code {
+        code: "PL0563",
+        title: "the ranks cannot meet",
+        text: "Rank 0 listens on the master's port and the others connect to it. A rank did not come in \
+               time, the port is taken by another program or run, or the host cannot be reached.",
+        example: "One of two nodes was never started; a firewall between the nodes.",
+        fix: "Check that all ranks were started and that the master's address is reachable from all \
+              nodes; give another port, or more time with --timeout.",
+    },
+    Code {
+        code: "PL0564",
+        title: "the ranks were not started alike",
+        text: "All ranks run one program on one plan with the same options, or they would wait for each \
+               other in different places. When they meet they compare them.",
+        example: "One node has an older model.ron, or another --seed.",
+        fix: "Start all ranks with the same planc, model and options.",
+    },
+    Code {
+        code: "PL0565",
+        title: "a rank is gone",
+        text: "A process of the run ended without saying why, or nothing is heard of it any more. The \
+               others cannot go on without it and end too.",
+        example: "The system killed a process that used too much memory; a node lost power.",
+        fix: "Look at the output of that rank and at its node's log, then start the run again.",
+    },
+    Code {
+        code: "PL0566",
+        title: "a tensor that is spread over processes",
+        text: "Reading a global tensor needs all of its shards, and this process has those of one rank.",
+        example: "Session::read of a sharded weight under torchrun.",
+        fix: "Read it in a run with one process, or read what this rank holds.",
+    },
+    Code {
         code: "PL0601",
         title: "a file cannot be read or written",
         text: "The system refused it; the report has its reason.",
@@ -528,5 +683,30 @@ pub const CODES: &[Code] = &[
                what was written by hand.",
         example: "planc compile model.ron --mesh 8 -o model.ron.",
         fix: "Name another file: -o model.plan.",
+    },
+    Code {
+        code: "PL0630",
+        title: "this machine cannot run plans on a GPU",
+        text: "`planc doctor` found no GPU, no driver, or not all libraries. Its report says what is \
+               missing and how to get it.",
+        example: "A login node without GPUs.",
+        fix: "Install what is missing, or run with `--device cpu`.",
+    },
+    Code {
+        code: "PL0631",
+        title: "a GPU that computes something else",
+        text: "`planc doctor --check` ran every op on the GPU and found results that differ from the \
+               op's reference by more than rounding, elements that were not written, or writes beside \
+               a result.",
+        example: "A driver or a library with a bug, faulty memory, or a bug of planc.",
+        fix: "Report it with the lines that the command printed. Do not train on this machine.",
+    },
+    Code {
+        code: "PL0632",
+        title: "the GPU differs from the CPU",
+        text: "`planc run --compare cpu` ran every instruction on both, from the same operands, and one \
+               result is further away than rounding explains. The message names the first.",
+        example: "A kernel that reads beyond a shard.",
+        fix: "Report it, with the plan. `planc doctor --check` shows whether the op is wrong by itself.",
     },
 ];

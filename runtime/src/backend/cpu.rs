@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytemuck::AnyBitPattern;
 use cranelift_entity::SecondaryMap;
@@ -22,7 +23,7 @@ use smallvec::SmallVec;
 use crate::bind::{At, BoundBuffer, BoundPart, BoundPlan, CollectiveCall, ComputeCall, CopyCall};
 use crate::comm::local::{Post, World};
 use crate::error::RunError;
-use crate::exec::Backend;
+use crate::exec::{Backend, MemoryUse, Span};
 use crate::memory::{Bytes, Scratch};
 
 /// How a [`CpuBackend`] works.
@@ -48,6 +49,15 @@ pub struct CpuBackend {
     at: Option<At>,
     /// Bytes of the step's arena in which something is carried to `update`, in order.
     carried: Vec<(usize, usize)>,
+    /// Of the section at work, or that ran last, while times are kept.
+    times: Option<Times>,
+}
+
+/// When a section began, and what has been at work since.
+#[derive(Debug)]
+struct Times {
+    began: Instant,
+    spans: Vec<Span>,
 }
 
 /// The arenas, by [`Arena`].
@@ -102,6 +112,7 @@ impl CpuBackend {
             posts: Vec::new(),
             at: None,
             carried,
+            times: None,
         }
     }
 
@@ -249,6 +260,24 @@ impl CpuBackend {
         Ok(())
     }
 
+    /// Does one piece of work of a stream.
+    fn run_work(&mut self, at: At, stream: Stream, work: &Work) -> Result<(), RunError> {
+        self.at = Some(at);
+        let start = self.times.as_ref().map(|it| it.began.elapsed());
+        match work {
+            Work::Compute(call) => self.run_compute(call)?,
+            Work::Collective(call) => self.run_collective(call)?,
+            Work::Copy(call) => self.run_copy(*call),
+            Work::Record(_) | Work::Wait(..) => (),
+        }
+        if let (Some(times), Some(start)) = (&mut self.times, start) {
+            let ms = |it: Duration| it.as_secs_f64() * 1e3;
+            let (start, end) = (ms(start), ms(times.began.elapsed()));
+            times.spans.push(Span { at: Some(at), stream, start, end });
+        }
+        Ok(())
+    }
+
     fn run_copy(&mut self, call: CopyCall) {
         let (src, dst) = (&self.plan.buffers[call.src], &self.plan.buffers[call.dst]);
         let (from, to) = (src.offset..src.offset + src.bytes(), dst.offset);
@@ -270,6 +299,9 @@ impl Backend for CpuBackend {
     fn begin(&mut self, section: PlanSection) -> Result<(), RunError> {
         let seed = self.options.order_seed.wrapping_add(section as u64);
         self.queues = Queues { random: seed, ..Queues::new(self.plan.streams) };
+        if let Some(times) = &mut self.times {
+            *times = Times { began: Instant::now(), spans: Vec::new() };
+        }
         if self.options.check {
             self.forget(section);
         }
@@ -304,21 +336,12 @@ impl Backend for CpuBackend {
     }
 
     fn finish(&mut self) -> Result<(), RunError> {
-        while let Some(work) = self.queues.next() {
-            match work {
-                Work::Compute(call) => {
-                    self.at = Some(call.at);
-                    self.run_compute(&call)?;
-                }
-                Work::Collective(call) => {
-                    self.at = Some(call.at);
-                    self.run_collective(&call)?;
-                }
-                Work::Copy(call) => {
-                    self.at = Some(call.at);
-                    self.run_copy(call);
-                }
-                Work::Record(event) => self.queues.reached[event] += 1,
+        while let Some((stream, work)) = self.queues.next() {
+            match &work {
+                Work::Compute(call) => self.run_work(call.at, stream, &work)?,
+                Work::Collective(call) => self.run_work(call.at, stream, &work)?,
+                Work::Copy(call) => self.run_work(call.at, stream, &work)?,
+                Work::Record(event) => self.queues.reached[*event] += 1,
                 Work::Wait(..) => (),
             }
         }
@@ -326,8 +349,9 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn write(&mut self, buffer: Buffer, bytes: &[u8]) -> Result<(), RunError> {
-        self.memory.bytes_mut(&self.plan.buffers[buffer]).copy_from_slice(bytes);
+    fn write_at(&mut self, buffer: Buffer, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
+        let all = self.memory.bytes_mut(&self.plan.buffers[buffer]);
+        all[offset..offset + bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
@@ -338,6 +362,20 @@ impl Backend for CpuBackend {
 
     fn at(&self) -> Option<At> {
         self.at
+    }
+
+    fn keep_times(&mut self, keep: bool) -> Result<(), RunError> {
+        self.times = keep.then(|| Times { began: Instant::now(), spans: Vec::new() });
+        Ok(())
+    }
+
+    fn times(&mut self) -> Result<Vec<Span>, RunError> {
+        Ok(self.times.as_ref().map_or(Vec::new(), |it| it.spans.clone()))
+    }
+
+    fn memory(&self) -> Result<MemoryUse, RunError> {
+        let arenas = self.plan.arenas.iter().sum();
+        Ok(MemoryUse { arenas, ..MemoryUse::default() })
     }
 }
 
@@ -351,7 +389,7 @@ impl Queues {
     }
 
     /// The next work of some stream that may go on, which one by chance.
-    fn next(&mut self) -> Option<Work> {
+    fn next(&mut self) -> Option<(Stream, Work)> {
         let ready = |it: &VecDeque<Work>| match it.front() {
             Some(&Work::Wait(event, issued)) => self.reached[event] >= issued,
             Some(_) => true,
@@ -365,14 +403,9 @@ impl Queues {
             return None;
         }
         let chosen = split_mix(&mut self.random) as usize % streams.len();
-        self.streams[streams[chosen]].pop_front()
-    }
-}
-
-impl BoundBuffer {
-    /// Size in memory.
-    pub fn bytes(&self) -> usize {
-        self.len * self.dtype.bytes() as usize
+        let stream = streams[chosen];
+        let work = self.streams[stream].pop_front()?;
+        Some((Stream::from_u32(stream as u32), work))
     }
 }
 
@@ -581,7 +614,7 @@ mod tests {
             }
             let next = || queues.next();
             std::iter::from_fn(next)
-                .map(|it| match it {
+                .map(|(_, work)| match work {
                     Work::Record(event) => event.as_u32(),
                     _ => unreachable!("only records were queued"),
                 })

@@ -1,8 +1,8 @@
 //! Ranks as threads: every member of a group posts what it holds and gets what all posted.
 //!
 //! Data is shared, not sent: a post is one copy of the sources, and each member reads from it what it
-//! wants. Nothing here depends on timing but who waits for whom. When one rank fails, [`World::fail`]
-//! keeps the first cause and wakes everyone, so that no rank waits for one that is gone.
+//! wants. Nothing here depends on timing but who waits for whom. When a rank fails, everyone is woken,
+//! so that no rank waits for one that is gone.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -10,6 +10,7 @@ use cranelift_entity::PrimaryMap;
 use ir::plan::{Comm, Plan};
 
 use crate::bind::At;
+use crate::comm::control::{Fault, lock};
 use crate::error::RunError;
 use crate::memory::Bytes;
 
@@ -24,8 +25,6 @@ pub type Posts = Arc<[Post]>;
 pub struct World {
     /// For each communicator, its groups.
     meetings: PrimaryMap<Comm, Vec<Meeting>>,
-    /// The first failure.
-    fault: Mutex<Option<RunError>>,
 }
 
 #[derive(Debug)]
@@ -46,14 +45,21 @@ struct State {
 }
 
 impl World {
-    /// The meeting points of all groups of a plan.
-    pub fn new(plan: &Plan) -> World {
+    /// The meeting points of all groups of a plan, open until `fault` is raised.
+    pub fn new(plan: &Plan, fault: &Fault) -> Arc<World> {
         let meetings = plan.comms.values().map(|&axes| {
             let size = plan.mesh.set_size(axes) as usize;
             let groups = plan.mesh.n_ranks() as usize / size;
             (0..groups).map(|_| Meeting::new(size)).collect()
         });
-        World { meetings: meetings.collect(), fault: Mutex::new(None) }
+        let world = Arc::new(World { meetings: meetings.collect() });
+        let stopped = Arc::downgrade(&world);
+        fault.listen(move |_| {
+            if let Some(world) = stopped.upgrade() {
+                world.stop();
+            }
+        });
+        world
     }
 
     /// Gives `post` and waits for the posts of all other members of the group.
@@ -66,18 +72,11 @@ impl World {
         self.meetings[comm][group].exchange(member, at, post)
     }
 
-    /// Ends all ranks; the first error that comes here is the one that they end with.
-    pub fn fail(&self, error: RunError) {
-        lock(&self.fault).get_or_insert(error);
+    fn stop(&self) {
         for meeting in self.meetings.values().flatten() {
             lock(&meeting.state).stopped = true;
             meeting.changed.notify_all();
         }
-    }
-
-    /// The first failure.
-    pub fn fault(&self) -> Option<RunError> {
-        lock(&self.fault).clone()
     }
 }
 
@@ -120,9 +119,4 @@ impl Meeting {
         let state = waiting.unwrap_or_else(PoisonError::into_inner);
         if state.stopped { Err(RunError::Stopped) } else { Ok(state) }
     }
-}
-
-/// A panic while holding a lock ends the run anyway; the state behind it is not used further.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

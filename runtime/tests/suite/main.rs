@@ -2,8 +2,10 @@
 
 mod build;
 mod collectives;
+mod cuda;
 mod data;
 mod faults;
+mod processes;
 mod sections;
 mod streams;
 mod train;

@@ -91,6 +91,13 @@ impl Device {
         ))
     }
 
+    /// What NVRTC calls its architecture: `sm_90a`. Features of one generation (`a`) exist from Hopper
+    /// on.
+    pub fn arch(self) -> Result<String, RunError> {
+        let (major, minor) = self.capability()?;
+        Ok(format!("sm_{major}{minor}{}", if major >= 9 { "a" } else { "" }))
+    }
+
     /// Free and total bytes of the current device.
     pub fn memory(self) -> Result<(u64, u64), RunError> {
         let (mut free, mut total) = (0, 0);
@@ -146,6 +153,28 @@ impl CudaStream {
     /// Holds it until `event`.
     pub fn wait(&self, event: &CudaEvent) -> Result<(), RunError> {
         cuda!(cuStreamWaitEvent(self.0, event.0, 0))
+    }
+
+    /// Queues a copy within the device; none of no bytes, or onto itself.
+    pub fn copy(&self, from: u64, to: u64, bytes: u64) -> Result<(), RunError> {
+        if bytes == 0 || from == to {
+            return Ok(());
+        }
+        cuda!(cuMemcpyDtoDAsync_v2(to, from, bytes as usize, self.0))
+    }
+
+    /// Queues setting bytes.
+    pub fn fill(&self, to: u64, value: u8, bytes: u64) -> Result<(), RunError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        cuda!(cuMemsetD8Async(to, value, bytes as usize, self.0))
+    }
+
+    /// Queues writing a word, which the host may see as soon as the stream is there.
+    pub fn write_word(&self, to: u64, value: u32) -> Result<(), RunError> {
+        let flags = cu::CUstreamWriteValue_flags::CU_STREAM_WRITE_VALUE_DEFAULT as u32;
+        cuda!(cuStreamWriteValue32_v2(self.0, to, value, flags))
     }
 }
 
@@ -221,6 +250,7 @@ pub struct DeviceMemory {
     pub address: u64,
     /// Its size.
     pub bytes: u64,
+    free: fn(u64),
 }
 
 impl DeviceMemory {
@@ -232,14 +262,27 @@ impl DeviceMemory {
             CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 Err(RunError::OutOfDeviceMemory { needed: bytes })
             }
-            status => check("cuMemAlloc", status).map(|()| DeviceMemory { address, bytes }),
+            status => {
+                check("cuMemAlloc", status).map(|()| DeviceMemory::adopt(address, bytes, free))
+            }
         }
+    }
+
+    /// Takes over memory that another library allocated, with what frees it.
+    pub fn adopt(address: u64, bytes: u64, free: fn(u64)) -> DeviceMemory {
+        DeviceMemory { address, bytes, free }
     }
 
     /// Sets all bytes, and waits.
     pub fn fill(&self, value: u8) -> Result<(), RunError> {
-        if self.bytes > 0 {
-            cuda!(cuMemsetD8_v2(self.address, value, self.bytes as usize))?;
+        self.fill_part(0, self.bytes, value)
+    }
+
+    /// Sets `bytes` bytes from `offset` on, and waits.
+    pub fn fill_part(&self, offset: u64, bytes: u64, value: u8) -> Result<(), RunError> {
+        assert!(offset + bytes <= self.bytes, "bytes within the allocation");
+        if bytes > 0 {
+            cuda!(cuMemsetD8_v2(self.address + offset, value, bytes as usize))?;
         }
         cuda!(cuCtxSynchronize())
     }
@@ -269,7 +312,103 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
+        (self.free)(self.address);
+    }
+}
+
+/// Frees what `cuMemAlloc` gave.
+fn free(address: u64) {
+    // SAFETY: the memory's owner calls this once, when nothing uses it any more. A failure means that
+    // the context is gone.
+    unsafe { cu::cuMemFree_v2(address) };
+}
+
+/// Memory of the host that the device reads and writes without a detour, zeroed.
+#[derive(Debug)]
+pub struct HostMemory {
+    start: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: it is plain memory, owned by this value.
+unsafe impl Send for HostMemory {}
+
+impl HostMemory {
+    /// `bytes` zeros.
+    pub fn new(bytes: usize) -> Result<HostMemory, RunError> {
+        let mut start = ptr::null_mut();
+        let bytes = bytes.max(1);
+        cuda!(cuMemHostAlloc(&mut start, bytes, 0))?;
+        let start = start.cast::<u8>();
+        // SAFETY: the call above made `bytes` bytes there.
+        unsafe { start.write_bytes(0, bytes) };
+        Ok(HostMemory { start, bytes })
+    }
+
+    /// How many bytes it has.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    /// Its content. No copy to it may be in flight.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: these bytes are ours and initialized; the caller has waited for the device.
+        unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
+    }
+
+    /// Its content. No copy from or to it may be in flight.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and nobody else has a reference.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
+    }
+
+    /// Word `index`, which the device may be writing.
+    pub fn word(&self, index: usize) -> u32 {
+        assert!((index + 1) * 4 <= self.bytes, "a word within the allocation");
+        // SAFETY: it is within the allocation and aligned, and a volatile read sees either value.
+        unsafe { self.start.cast::<u32>().add(index).read_volatile() }
+    }
+
+    /// Sets word `index`, which the device is not writing.
+    pub fn set_word(&mut self, index: usize, value: u32) {
+        assert!((index + 1) * 4 <= self.bytes, "a word within the allocation");
+        // SAFETY: it is within the allocation and aligned.
+        unsafe { self.start.cast::<u32>().add(index).write_volatile(value) };
+    }
+
+    /// Its address for the device.
+    pub fn device_address(&self) -> Result<u64, RunError> {
+        let mut address = 0;
+        cuda!(cuMemHostGetDevicePointer_v2(&mut address, self.start.cast(), 0))?;
+        Ok(address)
+    }
+
+    /// Queues a copy of its first bytes to the device.
+    pub fn upload(&self, to: u64, bytes: usize, stream: &CudaStream) -> Result<(), RunError> {
+        assert!(bytes <= self.bytes, "a copy within the allocation");
+        cuda!(cuMemcpyHtoDAsync_v2(to, self.start.cast(), bytes, stream.0))
+    }
+
+    /// Queues a copy from the device to its first bytes.
+    pub fn download(
+        &mut self,
+        from: u64,
+        bytes: usize,
+        stream: &CudaStream,
+    ) -> Result<(), RunError> {
+        assert!(bytes <= self.bytes, "a copy within the allocation");
+        cuda!(cuMemcpyDtoHAsync_v2(self.start.cast(), from, bytes, stream.0))
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
         // SAFETY: nothing uses it any more. A failure means that the context is gone.
-        unsafe { cu::cuMemFree_v2(self.address) };
+        unsafe { cu::cuMemFreeHost(self.start.cast()) };
     }
 }

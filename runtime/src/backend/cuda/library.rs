@@ -59,6 +59,13 @@ fn wheel_folders() -> Vec<PathBuf> {
     res
 }
 
+/// The file of an opened library, as the kernel has it.
+fn mapped(name: &str) -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let mut files = maps.lines().filter_map(|it| it.split_whitespace().nth(5));
+    files.find(|it| it.rsplit('/').next().is_some_and(|it| it.starts_with(name))).map(PathBuf::from)
+}
+
 impl Opened {
     /// Opens the first `name` found. `package` is the wheel that has it.
     pub fn find(name: &'static str, package: &'static str) -> Result<Opened, RunError> {
@@ -80,7 +87,29 @@ impl Opened {
                 Err(error) => why = why.or(Some(error.to_string())),
             }
         }
-        Err(missing(why))
+        // SAFETY: as above. The loader knows folders of its own, of the driver's for one.
+        match unsafe { Library::open(Some(name), RTLD_NOW | RTLD_GLOBAL) } {
+            Ok(library) => Ok(Opened { path: mapped(name).unwrap_or(name.into()), library }),
+            Err(_) => Err(missing(why)),
+        }
+    }
+
+    /// Opens every file next to this library whose name starts so, in the order of their names: what
+    /// the library itself would look for by name only, and could find elsewhere.
+    pub fn neighbours(&self, prefix: &str) -> Vec<Opened> {
+        let folder = self.path.parent().and_then(|it| std::fs::read_dir(it).ok());
+        let files = folder.into_iter().flatten().flatten().map(|it| it.path());
+        let named = |it: &PathBuf| {
+            it.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
+        };
+        let mut files: Vec<PathBuf> = files.filter(named).collect();
+        files.sort();
+        // SAFETY: as in `find`.
+        let open = |path: PathBuf| unsafe {
+            let library = Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL).ok()?;
+            Some(Opened { path, library })
+        };
+        files.into_iter().filter_map(open).collect()
     }
 
     /// A function by its C name.
@@ -110,12 +139,12 @@ impl Opened {
 /// unsafe { (nccl.ncclGetVersion)(&mut version) };
 /// ```
 macro_rules! library {
-    ($(#[$doc:meta])* pub struct $Lib:ident = $name:literal of $package:literal;
+    ($(#[$doc:meta])* $vis:vis struct $Lib:ident = $name:literal of $package:literal;
      $(fn $f:ident($($a:ident: $t:ty),* $(,)?) -> $r:ty;)*) => {
         $(#[$doc])*
         #[allow(non_snake_case)]
         #[derive(Debug)]
-        pub struct $Lib {
+        $vis struct $Lib {
             /// Where it was found.
             pub file: $crate::backend::cuda::library::Opened,
             $(pub(crate) $f: unsafe extern "C" fn($($a: $t),*) -> $r,)*

@@ -1,0 +1,68 @@
+//! Flags that say where to run, for `run` and `bench`.
+
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use runtime::backend::compare::Comparison;
+use runtime::launch::{Launch, LaunchFlags};
+use runtime::{Place, RunError};
+
+/// Where to run.
+///
+/// Without flags, ranks are what torchrun or Slurm say, else threads of this process, one for each rank
+/// of the mesh, with GPU i for rank i.
+#[derive(Debug, clap::Args)]
+pub struct PlaceArgs {
+    /// What runs the ranks.
+    #[arg(long, value_enum, default_value_t = Device::Cpu)]
+    device: Device,
+    /// This process's rank; goes before torchrun's and Slurm's variables.
+    #[arg(long, value_name = "RANK", requires_all = ["world_size", "local_rank", "master"])]
+    rank: Option<u64>,
+    /// How many ranks there are.
+    #[arg(long, value_name = "N", requires = "rank")]
+    world_size: Option<u64>,
+    /// Number among the ranks of this machine, and of its GPU.
+    #[arg(long, value_name = "N", requires = "rank")]
+    local_rank: Option<u32>,
+    /// Where rank 0 listens.
+    #[arg(long, value_name = "HOST:PORT", requires = "rank")]
+    master: Option<String>,
+    /// How long ranks wait for each other; by default 300 s to meet and 600 s for a step to move.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    timeout: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Device {
+    /// A thread per rank.
+    Cpu,
+    /// An NVIDIA GPU per rank.
+    Cuda,
+}
+
+impl PlaceArgs {
+    /// What the flags and the environment say.
+    pub fn place(&self, compare: Option<Sender<Comparison>>) -> Result<Place, RunError> {
+        let flags = LaunchFlags {
+            rank: self.rank,
+            world_size: self.world_size,
+            local_rank: self.local_rank,
+            master: self.master.clone(),
+        };
+        Ok(Place {
+            device: match self.device {
+                Device::Cpu => runtime::Device::Cpu,
+                Device::Cuda => runtime::Device::Cuda,
+            },
+            launch: Launch::detect(&flags, &|name| std::env::var(name).ok())?,
+            timeout: self.timeout.map(Duration::from_secs),
+            compare,
+        })
+    }
+
+    /// Whether it is GPUs.
+    pub fn is_cuda(&self) -> bool {
+        self.device == Device::Cuda
+    }
+}

@@ -1,0 +1,15 @@
+// The factor of gradients of the summed loss: one thread. No macros.
+#include "common.cuh"
+
+// `max_norm` is NaN where there is no limit.
+extern "C" __global__ void clip_scale(const float* __restrict__ sumsq, const float* __restrict__ count,
+                                      float* __restrict__ scale, float* __restrict__ grad_norm,
+                                      f64 max_norm) {
+    f64 n = fmax((f64)*count, 1.0);
+    f64 norm = sqrt((f64)*sumsq) / n;
+    f64 ratio = isnan(max_norm) ? 1.0 : max_norm / (norm + 1e-6);
+    // Written so that a norm that is no number gives a scale that is none.
+    f64 clip = ratio > 1.0 ? 1.0 : ratio;
+    *scale = (float)(clip / n);
+    *grad_norm = (float)norm;
+}

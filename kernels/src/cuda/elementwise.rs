@@ -1,0 +1,75 @@
+//! Launches for ops that make each element of their results from one element of each operand:
+//! `activation`, `cast`, `div`, `glu`, `mul`, `scale` and gradients.
+
+use ir::Op;
+use ir::ops::ActivationKind;
+
+use crate::cuda::launch::{
+    BLOCK, arg, blocks, bytes, elements, launch, program, result, size, sized, typed, vector_length,
+};
+use crate::cuda::{Arg, Function, OpCall, Operand, Pointer, Program, Unsupported, Work};
+
+pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
+    let x = |index: usize| call.args[index].dtype;
+    let (source, entry, mut defines) = match call.op {
+        Op::Activation(it) => {
+            let types = vec![typed("X", x(0)), typed("DY", x(0)), act(it.kind)];
+            ("activation.cu", "activation", types)
+        }
+        Op::ActivationGrad(it) => {
+            let types = vec![typed("X", x(1)), typed("DY", x(0)), act(it.kind)];
+            ("activation.cu", "activation_grad", types)
+        }
+        Op::Glu(it) => {
+            let kind = act(it.kind.activation());
+            let types = vec![typed("X", x(0)), typed("UP", x(1)), typed("DY", x(0)), kind];
+            ("glu.cu", "glu", types)
+        }
+        Op::GluGrad(it) => {
+            let kind = act(it.kind.activation());
+            let types = vec![typed("X", x(1)), typed("UP", x(2)), typed("DY", x(0)), kind];
+            ("glu.cu", "glu_grad", types)
+        }
+        Op::Cast(_) if call.results[0].dtype == x(0) => return Ok(copy(call)),
+        Op::Cast(_) => ("elementwise.cu", "cast", xy(call)),
+        Op::Div(_) => ("elementwise.cu", "div", xy(call)),
+        Op::Mul(_) => ("elementwise.cu", "mul", xy(call)),
+        Op::Scale(_) => ("elementwise.cu", "scale", xy(call)),
+        _ => return Err(Unsupported::new(call, "it is not elementwise")),
+    };
+    let operands: Vec<&Operand> = call.args.iter().chain(call.results).collect();
+    // What a multiprocessor must have in flight is reached with few tensors only by more of each.
+    let unroll = if call.args.len() == 1 { 4 } else { 2 };
+    defines.push(sized("UNROLL", unroll));
+    let n = elements(&call.results[0]);
+    let grid = [blocks(n, u64::from(BLOCK) * vector_length(&operands) * unroll), 1, 1];
+    let mut args: Vec<Arg> = (0..call.results.len()).map(result).collect();
+    args.extend((0..call.args.len()).map(arg));
+    if let Op::Scale(it) = call.op {
+        args.push(Arg::F32(it.factor.0 as f32));
+    }
+    args.push(size(n));
+    Ok(program([launch(Function { source, defines, entry }, grid, BLOCK, args)]))
+}
+
+/// Operand 0 as it is, as the result.
+pub(super) fn copy(call: &OpCall<'_>) -> Program {
+    let bytes = bytes(&call.results[0]);
+    program([Work::Copy { from: Pointer::Arg(0), to: Pointer::Result(0), bytes }])
+}
+
+fn xy(call: &OpCall<'_>) -> Vec<String> {
+    vec![typed("X", call.args[0].dtype), typed("Y", call.results[0].dtype)]
+}
+
+/// The macro that names the function of `activation.cuh`.
+fn act(kind: ActivationKind) -> String {
+    let name = match kind {
+        ActivationKind::Gelu => "gelu",
+        ActivationKind::GeluTanh => "gelu_tanh",
+        ActivationKind::Relu => "relu",
+        ActivationKind::Silu => "silu",
+        ActivationKind::Srelu => "srelu",
+    };
+    format!("ACT={name}")
+}

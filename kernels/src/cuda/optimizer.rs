@@ -1,0 +1,127 @@
+//! Launch for `adamw`, `adam` and `sgd`: one for all tensors of a batch.
+//!
+//! ```text
+//! table   10 words for each tensor: p m v g, then p m v compute as results, elements, decay
+//!         1 word for each chunk of a tensor: which tensor, and in the upper half which chunk of it
+//! ```
+//!
+//! `scale`, `lr` and `step` are those of the first call.
+
+use ir::{DType, Op};
+
+use crate::cuda::launch::{arg, double, elements, grid, launch, need, program, typed};
+use crate::cuda::{Arg, Function, OpCall, Pointer, Program, Unsupported, Word};
+
+/// Elements of a block; `CHUNK` of `optimizer.cu` and of `sum_squares.cu`.
+pub(super) const CHUNK: u64 = 32768;
+/// Threads of a block; `THREADS` of both.
+pub(super) const BLOCK: u32 = 256;
+/// Words of a tensor in the table.
+const WORDS: usize = 10;
+
+/// What differs between the optimizers.
+struct Step {
+    entry: &'static str,
+    /// How many of `p`, `m`, `v` there are.
+    states: usize,
+    /// Its numbers.
+    numbers: Vec<Arg>,
+}
+
+pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
+    let call = &calls[0];
+    let step = step(call)?;
+    let n = step.states;
+    (n + 1..n + 4).try_for_each(|index| need(call, index, DType::F32))?;
+    let table = table(calls, n);
+    let n_chunks = (table.len() - WORDS * calls.len()) as u64;
+    if n_chunks == 0 {
+        return Ok(Program::default());
+    }
+    let defines = defines(call, n);
+    let chunks = Pointer::Table((WORDS * calls.len()) as u32);
+    let mut args = vec![Arg::Pointer(Pointer::Table(0)), Arg::Pointer(chunks)];
+    args.extend((n + 1..n + 4).map(arg));
+    args.extend(step.numbers);
+    let function = Function { source: "optimizer.cu", defines, entry: step.entry };
+    let work = launch(function, grid(call, n_chunks)?, BLOCK, args);
+    Ok(Program { table, ..program([work]) })
+}
+
+fn step(call: &OpCall<'_>) -> Result<Step, Unsupported> {
+    let adam = |entry, [beta1, beta2, eps]: [f64; 3]| Step {
+        entry,
+        states: 3,
+        numbers: vec![double(beta1), double(beta2), Arg::F32(eps as f32)],
+    };
+    match call.op {
+        Op::AdamW(it) => Ok(adam("adamw", [it.beta1.0, it.beta2.0, it.eps.0])),
+        Op::Adam(it) => Ok(adam("adam", [it.beta1.0, it.beta2.0, it.eps.0])),
+        Op::Sgd(it) => {
+            let states = if it.momentum.0 == 0.0 { 1 } else { 2 };
+            Ok(Step { entry: "sgd", states, numbers: vec![Arg::F32(it.momentum.0 as f32)] })
+        }
+        _ => Err(Unsupported::new(call, "it has none")),
+    }
+}
+
+fn weight_decay(op: &Op) -> f64 {
+    match op {
+        Op::AdamW(it) => it.weight_decay.0,
+        Op::Adam(it) => it.weight_decay.0,
+        Op::Sgd(it) => it.weight_decay.0,
+        _ => 0.0,
+    }
+}
+
+/// What a tensor has not is declared as f32 and not touched.
+fn defines(call: &OpCall<'_>, states: usize) -> Vec<String> {
+    let state = |index: usize| if index < states { call.args[index].dtype } else { DType::F32 };
+    let mut res = vec![
+        typed("P", state(0)),
+        typed("M", state(1)),
+        typed("V", state(2)),
+        typed("G", call.args[states].dtype),
+    ];
+    if let Some(compute) = call.results.get(states) {
+        res.push(typed("COMPUTE", compute.dtype));
+    }
+    if matches!(call.op, Op::Sgd(_)) && states == 2 {
+        res.push("MOMENTUM=1".into());
+    }
+    res
+}
+
+fn table(calls: &[OpCall<'_>], states: usize) -> Vec<Word> {
+    let mut res = Vec::new();
+    let (mut args, mut results) = (0, 0);
+    for call in calls {
+        let given = |index: usize| Word::Pointer(Pointer::Arg((args + index) as u32));
+        let made = |index: usize| match index < call.results.len() {
+            true => Word::Pointer(Pointer::Result((results + index) as u32)),
+            false => Word::Value(0),
+        };
+        let or_nothing = |index: usize, word: Word| match index < states {
+            true => word,
+            false => Word::Value(0),
+        };
+        res.extend((0..3).map(|it| or_nothing(it, given(it))));
+        res.push(given(states));
+        res.extend((0..3).map(|it| or_nothing(it, made(it))));
+        res.push(made(states));
+        res.push(Word::Value(elements(&call.args[0])));
+        res.push(Word::Value(weight_decay(call.op).to_bits()));
+        args += call.args.len();
+        results += call.results.len();
+    }
+    res.extend(chunks(calls));
+    res
+}
+
+/// Every (tensor, chunk) pair of the first operands.
+pub(super) fn chunks(calls: &[OpCall<'_>]) -> impl Iterator<Item = Word> {
+    calls.iter().enumerate().flat_map(|(tensor, call)| {
+        let n = elements(&call.args[0]).div_ceil(CHUNK);
+        (0..n).map(move |chunk| Word::Value(tensor as u64 | chunk << 32))
+    })
+}

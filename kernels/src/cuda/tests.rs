@@ -1,0 +1,412 @@
+//! Every op's programs fit their kernels: entries, parameters, pointers, grids.
+
+use ir::TensorType;
+use ir::ops::{BoundAt, Matmul, OpKind, RmsNormGrad, Rope, Sample, SumLeading};
+
+use super::*;
+
+fn operand(ty: &TensorType) -> Operand {
+    Operand { dtype: ty.dtype, shape: ty.shape.iter().map(|&it| it as usize).collect() }
+}
+
+/// What `sample` does on one rank that holds everything.
+#[track_caller]
+fn lowered(sample: &Sample) -> Program {
+    let types: Vec<&TensorType> = sample.inputs.iter().map(|it| &it.ty).collect();
+    let results = sample.op.infer(&types).expect("a sample is well-typed");
+    let size = |at: BoundAt| match at {
+        BoundAt::Input(i, dim) => types[i].shape[dim],
+        BoundAt::Result(i, dim) => results[i].shape[dim],
+    };
+    let bounds: Vec<LocalBound> = sample
+        .op
+        .bounds(&types)
+        .into_iter()
+        .map(|it| LocalBound { start: 0, extent: size(it), size: size(it) })
+        .collect();
+    let args: Vec<Operand> = types.iter().map(|it| operand(it)).collect();
+    let results: Vec<Operand> = results.iter().map(operand).collect();
+    let call = OpCall { op: &sample.op, args: &args, results: &results, bounds: &bounds };
+    let res = lower(&[call]).unwrap_or_else(|it| panic!("{it}"));
+    check(&res, args.len(), results.len());
+    res
+}
+
+/// Whether `program` can run on so many operands and results.
+#[track_caller]
+fn check(program: &Program, n_args: usize, n_results: usize) {
+    assert_eq!(program.workspace % 256, 0, "{program:?}");
+    let fits = |at: Pointer| match at {
+        Pointer::Arg(i) => (i as usize) < n_args,
+        Pointer::Result(i) => (i as usize) < n_results,
+        Pointer::Workspace(byte) => byte < program.workspace,
+        Pointer::Table(word) => (word as usize) < program.table.len(),
+    };
+    for word in &program.table {
+        if let Word::Pointer(at) = word {
+            assert!(fits(*at), "{at:?} in the table of {program:?}");
+        }
+    }
+    for work in &program.work {
+        let pointers = pointers(work);
+        assert!(pointers.iter().all(|&it| fits(it)), "{work:?} of {program:?}");
+    }
+}
+
+/// What `work` touches, which is checked for the rest.
+#[track_caller]
+fn pointers(work: &Work) -> Vec<Pointer> {
+    match work {
+        Work::Launch(launch) => {
+            check_launch(launch);
+            let pointer = |it: &Arg| if let Arg::Pointer(at) = it { Some(*at) } else { None };
+            launch.args.iter().filter_map(pointer).collect()
+        }
+        Work::Gemm(it) => {
+            assert!(it.m > 0 && it.n > 0 && it.k > 0, "{it:?}");
+            let added = [it.c, it.bias].into_iter().flatten();
+            [it.a.at, it.b.at, it.out].into_iter().chain(added).collect()
+        }
+        Work::Attention(it) => {
+            let own = it.args.iter().chain(&it.results).copied();
+            own.chain(it.fallback.iter().flat_map(pointers)).collect()
+        }
+        Work::Fill { to, bytes, .. } => {
+            assert!(*bytes > 0, "{work:?}");
+            vec![*to]
+        }
+        Work::Copy { from, to, bytes } => {
+            assert!(*bytes > 0, "{work:?}");
+            vec![*from, *to]
+        }
+    }
+}
+
+#[track_caller]
+fn check_launch(launch: &Launch) {
+    let Launch { function, grid, block, shared, args } = launch;
+    assert!(grid.iter().all(|&it| it > 0) && grid[0] < 1 << 31, "{launch:?}");
+    assert!(grid[1] <= 65535 && grid[2] <= 65535, "{launch:?}");
+    assert!((1..=1024).contains(block) && *shared <= 48 << 10, "{launch:?}");
+    let params = parameters(function);
+    assert_eq!(params.len(), args.len(), "{params:?} of {launch:?}");
+    for (param, arg) in params.iter().zip(args) {
+        let fits = match arg {
+            Arg::Pointer(_) => param == "*",
+            // A null pointer; the bits of an f64.
+            Arg::I64(0) if param == "*" => true,
+            Arg::I64(_) => ["i64", "u64", "f64"].contains(&param.as_str()),
+            Arg::I32(_) => param == "int",
+            Arg::U32(_) => param == "u32",
+            Arg::F32(_) => param == "float",
+        };
+        assert!(fits, "{arg:?} for `{param}` of {launch:?}");
+    }
+}
+
+/// Types of a kernel's parameters, read from its source: a name, or `*` for a pointer.
+#[track_caller]
+fn parameters(function: &Function) -> Vec<String> {
+    let source = SOURCES.iter().find(|it| it.0 == function.source);
+    let text = source.unwrap_or_else(|| panic!("no source `{}`", function.source)).1;
+    let kernels = text.split("extern \"C\" __global__ void").skip(1);
+    let heads = kernels.filter_map(|it| it.split_once('{')).map(|it| it.0);
+    // The last opening bracket is that of the parameters: launch bounds come before.
+    let mut found = heads.filter_map(|it| it.rsplit_once('('));
+    let name = |head: &str| head.trim_end().rsplit([' ', '\n']).next() == Some(function.entry);
+    let (_, params) = found
+        .find(|it| name(it.0))
+        .unwrap_or_else(|| panic!("no entry `{}` in `{}`", function.entry, function.source));
+    let params = params.split_once(')').expect("parameters end").0;
+    params.split(',').map(|it| parameter(it, &function.defines)).collect()
+}
+
+fn parameter(text: &str, defines: &[String]) -> String {
+    if text.contains('*') {
+        return "*".into();
+    }
+    let name = text.split_whitespace().rev().nth(1).expect("a type and a name");
+    let value = defines.iter().filter_map(|it| it.split_once('=')).find(|it| it.0 == name);
+    match value.map_or(name, |it| it.1) {
+        "long" => "i64".into(),
+        "double" => "f64".into(),
+        other => other.into(),
+    }
+}
+
+/// The same with all real operands in `dtype`.
+fn in_dtype(sample: Sample, dtype: DType) -> Sample {
+    with_dtype(sample, dtype, |_| true)
+}
+
+/// The same with real operands of these numbers in `dtype`.
+fn with_dtype(mut sample: Sample, dtype: DType, which: impl Fn(usize) -> bool) -> Sample {
+    for (i, input) in sample.inputs.iter_mut().enumerate() {
+        if input.ty.dtype.is_float() && which(i) {
+            input.ty.dtype = dtype;
+        }
+    }
+    sample
+}
+
+/// The same with operands in bf16 that may be; the numbers of a token, a step or a row are f32.
+fn narrow(sample: Sample) -> Sample {
+    let n = sample.inputs.len();
+    let kind = sample.op.kind();
+    with_dtype(sample, DType::Bf16, |operand| match kind {
+        OpKind::Adam | OpKind::AdamW | OpKind::Sgd => operand < n - 3,
+        OpKind::AttentionGrad => operand != 4,
+        OpKind::CeStats | OpKind::CeStatsGrad => operand == 0,
+        OpKind::CeLoss | OpKind::CeLossGrad | OpKind::ClipScale => false,
+        OpKind::LayerNormGrad => !matches!(operand, 3 | 4),
+        OpKind::RmsNormGrad => operand != 3,
+        _ => true,
+    })
+}
+
+#[test]
+fn programs_of_all_samples_fit_their_kernels() {
+    let moved = |it: &OpKind| matches!(it, OpKind::Collective | OpKind::Reshard);
+    for &kind in OpKind::ALL.iter().filter(|it| !moved(it)) {
+        for sample in kind.samples() {
+            lowered(&sample);
+            lowered(&narrow(sample));
+        }
+    }
+}
+
+#[test]
+fn a_sum_of_many_scalars_has_a_block_for_each_element() {
+    let shapes: Vec<&[u64]> = vec![&[]; 300];
+    let program = lowered(&Sample::floats(ir::ops::Add {}, &shapes));
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!((launch.function.entry, launch.grid), ("add_scalars", [1, 1, 1]));
+    assert_eq!(program.table.len(), 600);
+}
+
+#[test]
+fn a_norm_gradient_sums_weights_in_parts() {
+    let shapes: [&[u64]; 4] = [&[8192, 4096], &[8192, 4096], &[4096], &[8192]];
+    let program = lowered(&Sample::floats(RmsNormGrad::default(), &shapes));
+    let [Work::Launch(parts), Work::Launch(sum)] = program.work.as_slice() else {
+        panic!("{program:?}")
+    };
+    assert_eq!(program.workspace, u64::from(parts.grid[0]) * 4096 * 4);
+    assert_eq!(sum.args[2], Arg::I64(i64::from(parts.grid[0])));
+}
+
+#[test]
+fn sums_of_no_rows_are_zero() {
+    let program = lowered(&Sample::floats(SumLeading::default(), &[&[0, 8]]));
+    assert_eq!(program.work[..], [Work::Fill { to: Pointer::Result(0), bytes: 32, value: 0 }]);
+    let shapes: [&[u64]; 4] = [&[0, 8], &[0, 8], &[8], &[0]];
+    let program = lowered(&Sample::floats(RmsNormGrad::default(), &shapes));
+    assert_eq!(program.work[..], [Work::Fill { to: Pointer::Result(1), bytes: 32, value: 0 }]);
+}
+
+#[test]
+fn a_product_over_nothing_is_what_is_added_to_it() {
+    let product = lowered(&Sample::floats(Matmul::default(), &[&[2, 0], &[0, 3]]));
+    assert_eq!(product.work[..], [Work::Fill { to: Pointer::Result(0), bytes: 24, value: 0 }]);
+    let op = Matmul { accumulate: true, bias: true, ..Matmul::default() };
+    let added = lowered(&Sample::floats(op, &[&[2, 0], &[0, 3], &[2, 3], &[3]]));
+    let copy = Work::Copy { from: Pointer::Arg(2), to: Pointer::Result(0), bytes: 24 };
+    assert_eq!(added.work[0], copy);
+    let Work::Launch(bias) = &added.work[1] else { panic!("{added:?}") };
+    assert_eq!(bias.args[2], Arg::Pointer(Pointer::Arg(3)));
+    let nothing = lowered(&Sample::floats(Matmul::default(), &[&[0, 4], &[4, 3]]));
+    assert_eq!(nothing, Program::default());
+}
+
+#[test]
+fn a_gemm_is_told_how_operands_are_stored() {
+    let wgrad = Matmul { transpose_a: true, ..Matmul::default() };
+    let program = lowered(&Sample::floats(wgrad, &[&[2, 4, 6], &[2, 4, 3]]));
+    let [Work::Gemm(gemm)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!((gemm.m, gemm.n, gemm.k), (6, 3, 8));
+    assert!(gemm.a.transposed && !gemm.b.transposed);
+    assert_eq!(program.workspace, GEMM_WORKSPACE);
+}
+
+#[test]
+fn rope_has_a_frequency_for_each_pair() {
+    let op = Rope {
+        head_dim: 128,
+        theta: 5e5.into(),
+        interleaved: false,
+        scaling: None,
+        inverse: false,
+    };
+    let program = lowered(&in_dtype(Sample::floats(op, &[&[1, 8192, 4096]]), DType::Bf16));
+    assert_eq!(program.table.len(), 64);
+    assert_eq!(program.table[0], Word::Value((1.0 / std::f64::consts::PI).to_bits()));
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    // A thread turns 8 pairs: 4 positions of 8 heads at a time, of 8 threads each.
+    assert_eq!((launch.block, launch.grid[0], launch.shared), (256, 2048, 4 * 64 * 8));
+}
+
+#[test]
+fn only_ops_that_a_table_can_hold_are_batched() {
+    let op: Op = ir::ops::Add {}.into();
+    let call = OpCall { op: &op, args: &[], results: &[], bounds: &[] };
+    assert!(!batchable(&call, &call));
+    let adamw = |beta1: f64, weight_decay: f64| -> Op {
+        let (beta1, weight_decay) = (beta1.into(), weight_decay.into());
+        let rest = OpKind::AdamW.samples().remove(0).op;
+        let Op::AdamW(rest) = rest else { unreachable!("a sample is of its op") };
+        ir::ops::AdamW { beta1, weight_decay, ..rest }.into()
+    };
+    let (a, b, c) = (adamw(0.9, 0.0), adamw(0.9, 0.1), adamw(0.8, 0.0));
+    let call = |op| OpCall { op, args: &[], results: &[], bounds: &[] };
+    assert!(batchable(&call(&a), &call(&b)));
+    assert!(!batchable(&call(&a), &call(&c)));
+}
+
+/// What two AdamWs over tensors of these sizes do together.
+fn adamws(sizes: [usize; 2], compute: Option<DType>) -> Program {
+    let op = |weight_decay: f64| -> Op {
+        let Op::AdamW(rest) = OpKind::AdamW.samples().remove(0).op else {
+            unreachable!("a sample is of its op")
+        };
+        ir::ops::AdamW { weight_decay: weight_decay.into(), compute, ..rest }.into()
+    };
+    let ops = [op(0.1), op(0.0)];
+    let scalar = || Operand { dtype: DType::F32, shape: SmallVec::new() };
+    let tensor = |n| Operand { dtype: DType::F32, shape: SmallVec::from_slice(&[n]) };
+    let operands = sizes.map(|n| {
+        let args = [vec![tensor(n); 4], vec![scalar(); 3]].concat();
+        let copy = compute.map(|dtype| Operand { dtype, ..tensor(n) });
+        (args, vec![tensor(n); 3].into_iter().chain(copy).collect::<Vec<_>>())
+    });
+    let calls: Vec<OpCall<'_>> = ops
+        .iter()
+        .zip(&operands)
+        .map(|(op, (args, results))| OpCall { op, args, results, bounds: &[] })
+        .collect();
+    let res = lower(&calls).unwrap_or_else(|it| panic!("{it}"));
+    check(&res, 14, operands.iter().map(|it| it.1.len()).sum());
+    res
+}
+
+#[test]
+fn one_launch_updates_many_tensors() {
+    let program = adamws([32769, 5], Some(DType::Bf16));
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!(launch.grid, [3, 1, 1], "two chunks and one");
+    assert!(launch.function.defines.contains(&"COMPUTE=bf16".to_string()));
+    let pointers = |args: [u32; 4], results: [u32; 4]| -> Vec<Word> {
+        let (args, results) = (args.map(Pointer::Arg), results.map(Pointer::Result));
+        args.into_iter().chain(results).map(Word::Pointer).collect()
+    };
+    let table = [
+        pointers([0, 1, 2, 3], [0, 1, 2, 3]),
+        vec![Word::Value(32769), Word::Value(0.1f64.to_bits())],
+        pointers([7, 8, 9, 10], [4, 5, 6, 7]),
+        vec![Word::Value(5), Word::Value(0)],
+        [0, 1 << 32, 1].map(Word::Value).to_vec(),
+    ];
+    assert_eq!(program.table, table.concat());
+}
+
+#[test]
+fn empty_tensors_are_not_updated() {
+    let program = adamws([0, 5], None);
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!(launch.grid, [1, 1, 1]);
+    assert_eq!(program.table.last(), Some(&Word::Value(1)), "chunk 0 of tensor 1");
+}
+
+#[test]
+fn the_sum_of_no_squares_is_written_too() {
+    let program = lowered(&Sample::floats(ir::ops::SumSquares {}, &[&[0]]));
+    let [Work::Launch(sum)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!((sum.function.entry, sum.grid), ("sum_squares", [1, 1, 1]));
+}
+
+fn attention(d: u64, dtype: DType, backward: bool) -> Program {
+    let (q, kv, lse) = ([2, 100, 4 * d], [2, 100, 2 * d], [2, 100, 4]);
+    let shapes: [&[u64]; 6] = [&q, &kv, &kv, &q, &lse, &q];
+    let op = ir::ops::Attention { head_dim: d, causal: true, scale: None };
+    let grad = ir::ops::AttentionGrad { head_dim: d, causal: true, scale: None };
+    match backward {
+        false => lowered(&in_dtype(Sample::floats(op, &shapes[..3]), dtype)),
+        true => lowered(&with_dtype(Sample::floats(grad, &shapes), dtype, |it| it != 4)),
+    }
+}
+
+#[test]
+fn a_library_gets_its_scratch_where_it_takes_the_shape() {
+    let program = attention(128, DType::Bf16, false);
+    let [Work::Attention(it)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!((it.fallback.len(), it.scratch), (1, 0));
+    assert_eq!(program.workspace, 1 << 20, "the plan's own");
+    let program = attention(128, DType::Bf16, true);
+    let [Work::Attention(it)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!((it.fallback.len(), it.args.len(), it.results.len()), (3, 6, 3));
+    // f32 [2, 4, 100] rounded up to 256 bytes, f32 [2, 4, 100, 128], two of that in bf16.
+    assert_eq!(program.workspace, 3328 + 409_600 + 2 * 204_800 + (1 << 20));
+}
+
+#[test]
+fn attention_of_other_shapes_is_our_own() {
+    for (d, dtype) in [(128, DType::F32), (80, DType::Bf16)] {
+        let program = attention(d, dtype, true);
+        let entries: Vec<&str> = program
+            .work
+            .iter()
+            .map(|it| if let Work::Launch(it) = it { it.function.entry } else { "" })
+            .collect();
+        assert_eq!(entries, ["attention_delta", "attention_grad_q", "attention_grad_kv"]);
+        assert_eq!(program.workspace, 3328, "f32 [2, 100, 4], rounded up to 256 bytes");
+    }
+}
+
+/// Keys of queries that there are none of have gradients: zeros.
+#[test]
+fn keys_without_queries_get_gradients() {
+    let shapes: [&[u64]; 6] =
+        [&[1, 0, 8], &[1, 5, 8], &[1, 5, 8], &[1, 0, 8], &[1, 0, 1], &[1, 0, 8]];
+    let op = ir::ops::AttentionGrad { head_dim: 8, causal: false, scale: None };
+    let program = lowered(&Sample::floats(op, &shapes));
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!(launch.function.entry, "attention_grad_kv");
+}
+
+#[test]
+fn an_odd_table_is_gathered_by_element() {
+    let unit = |d: u64, dtype: DType| {
+        let sample = Sample::floats(ir::ops::Embedding::default(), &[&[6], &[9, d]]);
+        let sample = in_dtype(sample.fill(0, ir::ops::Values::Ids(9)), dtype);
+        let program = lowered(&sample);
+        let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+        (launch.function.defines[0].clone(), launch.args[3])
+    };
+    assert_eq!(unit(8, DType::Bf16), ("UNIT=uint4".into(), Arg::I64(1)));
+    assert_eq!(unit(9, DType::Bf16), ("UNIT=u16".into(), Arg::I64(9)));
+    assert_eq!(unit(9, DType::F32), ("UNIT=u32".into(), Arg::I64(9)));
+}
+
+#[test]
+fn gradients_of_a_table_are_zeroed_before_rows_are_added() {
+    let op = ir::ops::EmbeddingGrad { vocab: 100, padding_idx: None, out: Some(DType::F32) };
+    let sample = Sample::floats(op, &[&[6], &[6, 2056]]).fill(0, ir::ops::Values::Ids(9));
+    let program = lowered(&in_dtype(sample, DType::Bf16));
+    let zero = Work::Fill { to: Pointer::Result(0), bytes: 100 * 2056 * 4, value: 0 };
+    assert_eq!(program.work[0], zero);
+    assert_eq!(program.workspace, 1024, "8 bytes a row, rounded up to 256");
+    let Work::Launch(sum) = &program.work[3] else { panic!("{program:?}") };
+    assert_eq!(sum.grid, [6, 2, 1], "a block sums 2048 columns");
+}
+
+#[test]
+fn a_heads_features_have_a_limit() {
+    let sample = Sample::floats(
+        ir::ops::Attention { head_dim: 288, causal: true, scale: None },
+        &[&[1, 4, 288], &[1, 4, 288], &[1, 4, 288]],
+    );
+    let operands: Vec<Operand> = sample.inputs.iter().map(|it| operand(&it.ty)).collect();
+    let results = [operands[0].clone(), operands[0].clone()];
+    let call = OpCall { op: &sample.op, args: &operands, results: &results, bounds: &[] };
+    let error = lower(&[call]).expect_err("no kernel has so many registers");
+    assert!(error.to_string().contains("heads of 288 features"), "{error}");
+}

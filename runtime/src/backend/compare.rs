@@ -1,0 +1,204 @@
+//! Two backends side by side: every instruction runs on both and the results are compared.
+//!
+//! After each instruction the reference takes over what the tested backend made, so that one wrong
+//! kernel is named once and does not spoil what follows. Slow: a debugging aid (`--compare cpu`).
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+
+use bytemuck::allocation::pod_collect_to_vec;
+use half::bf16;
+use ir::DType;
+use ir::plan::{Buffer, Event, PlanSection, Stream};
+
+use crate::bind::{At, BoundPlan, CollectiveCall, ComputeCall, CopyCall};
+use crate::error::RunError;
+use crate::exec::{Backend, MemoryUse, Span};
+
+/// The largest relative error of an f32 result: sums of up to 2^17 terms of either sign in another
+/// order differ by about 2^-24 * sqrt(2^17), and cancellation costs a decimal more.
+pub const F32_TOLERANCE: f64 = 1e-4;
+/// The same for bf16, which rounds each result to 2^-9: two results that round a close value to
+/// different sides differ by twice that, and rounded operands of exponentials by some more.
+pub const BF16_TOLERANCE: f64 = 1e-2;
+
+/// One result of one instruction on one rank.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Comparison {
+    /// The instruction; none for the initial value of a parameter, which must be equal bit for bit.
+    pub at: Option<At>,
+    /// The rank.
+    pub rank: u64,
+    /// What was made.
+    pub buffer: Buffer,
+    /// `|tested - reference| / |reference|` over the rank's part; NaN where one of them has NaN.
+    pub error: f64,
+    /// The largest error that is no difference.
+    pub tolerance: f64,
+}
+
+impl Comparison {
+    /// Whether the two differ.
+    pub fn differs(&self) -> bool {
+        self.error.is_nan() || self.error > self.tolerance
+    }
+}
+
+/// See the [module docs](self).
+pub struct CompareBackend {
+    plan: Arc<BoundPlan>,
+    params: Vec<Buffer>,
+    tested: Box<dyn Backend>,
+    reference: Box<dyn Backend>,
+    report: Sender<Comparison>,
+    at: Option<At>,
+}
+
+impl CompareBackend {
+    /// Runs on both and sends each comparison through `report`; `params` are compared as they are when
+    /// `prepare` begins.
+    pub fn new(
+        plan: Arc<BoundPlan>,
+        params: Vec<Buffer>,
+        [tested, reference]: [Box<dyn Backend>; 2],
+        report: Sender<Comparison>,
+    ) -> CompareBackend {
+        CompareBackend { plan, params, tested, reference, report, at: None }
+    }
+
+    /// Waits for one instruction on both, compares what it made, and levels the two.
+    fn compare(&mut self, at: At, results: impl Iterator<Item = Buffer>) -> Result<(), RunError> {
+        self.tested.finish()?;
+        self.reference.finish()?;
+        for buffer in results {
+            let tolerance = match self.plan.buffers[buffer].dtype {
+                DType::F32 => F32_TOLERANCE,
+                DType::Bf16 => BF16_TOLERANCE,
+                DType::I32 => 0.0,
+            };
+            self.compare_buffer(Some(at), buffer, tolerance)?;
+        }
+        Ok(())
+    }
+
+    fn compare_buffer(
+        &mut self,
+        at: Option<At>,
+        buffer: Buffer,
+        tolerance: f64,
+    ) -> Result<(), RunError> {
+        let bound = &self.plan.buffers[buffer];
+        let (mut tested, mut reference) = (vec![0; bound.bytes()], vec![0; bound.bytes()]);
+        self.tested.read(buffer, &mut tested)?;
+        self.reference.read(buffer, &mut reference)?;
+        self.reference.write_at(buffer, 0, &tested)?;
+        let comparison = Comparison {
+            at,
+            rank: self.plan.rank,
+            buffer,
+            error: relative_error(bound.dtype, &tested, &reference),
+            tolerance,
+        };
+        // Nobody listens any more when the run is ending.
+        let _ = self.report.send(comparison);
+        Ok(())
+    }
+}
+
+/// `|a - b| / |b|` in f64; 0 for two that are equal, also if they are zero.
+fn relative_error(dtype: DType, a: &[u8], b: &[u8]) -> f64 {
+    if a == b {
+        return 0.0;
+    }
+    let values = |bytes: &[u8]| -> Vec<f64> {
+        match dtype {
+            DType::F32 => pod_collect_to_vec::<u8, f32>(bytes).into_iter().map(f64::from).collect(),
+            DType::Bf16 => {
+                pod_collect_to_vec::<u8, bf16>(bytes).into_iter().map(bf16::to_f64).collect()
+            }
+            DType::I32 => pod_collect_to_vec::<u8, i32>(bytes).into_iter().map(f64::from).collect(),
+        }
+    };
+    let (mut difference, mut norm) = (0.0, 0.0);
+    for (a, b) in values(a).into_iter().zip(values(b)) {
+        difference += (a - b) * (a - b);
+        norm += b * b;
+    }
+    // Zeros of different signs are equal.
+    if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() }
+}
+
+impl Backend for CompareBackend {
+    fn begin(&mut self, section: PlanSection) -> Result<(), RunError> {
+        if section == PlanSection::Prepare {
+            for param in self.params.clone() {
+                self.compare_buffer(None, param, 0.0)?;
+            }
+        }
+        self.tested.begin(section)?;
+        self.reference.begin(section)
+    }
+
+    fn compute(&mut self, call: &Arc<ComputeCall>, stream: Stream) -> Result<(), RunError> {
+        self.at = Some(call.at);
+        self.tested.compute(call, stream)?;
+        self.reference.compute(call, stream)?;
+        self.compare(call.at, call.results.iter().copied())
+    }
+
+    fn collective(&mut self, call: &Arc<CollectiveCall>, stream: Stream) -> Result<(), RunError> {
+        self.at = Some(call.at);
+        self.tested.collective(call, stream)?;
+        self.reference.collective(call, stream)?;
+        self.compare(call.at, call.parts.iter().map(|it| it.dst))
+    }
+
+    fn copy(&mut self, call: CopyCall, stream: Stream) -> Result<(), RunError> {
+        self.at = Some(call.at);
+        self.tested.copy(call, stream)?;
+        self.reference.copy(call, stream)?;
+        self.compare(call.at, std::iter::once(call.dst))
+    }
+
+    fn record(&mut self, event: Event, stream: Stream) -> Result<(), RunError> {
+        self.tested.record(event, stream)?;
+        self.reference.record(event, stream)
+    }
+
+    fn wait(&mut self, event: Event, stream: Stream) -> Result<(), RunError> {
+        self.tested.wait(event, stream)?;
+        self.reference.wait(event, stream)
+    }
+
+    fn finish(&mut self) -> Result<(), RunError> {
+        self.tested.finish()?;
+        self.reference.finish()?;
+        self.at = None;
+        Ok(())
+    }
+
+    fn write_at(&mut self, buffer: Buffer, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
+        self.tested.write_at(buffer, offset, bytes)?;
+        self.reference.write_at(buffer, offset, bytes)
+    }
+
+    fn read(&self, buffer: Buffer, bytes: &mut [u8]) -> Result<(), RunError> {
+        self.tested.read(buffer, bytes)
+    }
+
+    fn at(&self) -> Option<At> {
+        self.at
+    }
+
+    fn keep_times(&mut self, keep: bool) -> Result<(), RunError> {
+        self.tested.keep_times(keep)
+    }
+
+    fn times(&mut self) -> Result<Vec<Span>, RunError> {
+        self.tested.times()
+    }
+
+    fn memory(&self) -> Result<MemoryUse, RunError> {
+        self.tested.memory()
+    }
+}

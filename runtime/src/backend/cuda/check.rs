@@ -1,0 +1,479 @@
+//! Checks what a GPU computes against the references of the ops: `planc doctor --check`.
+//!
+//! Every op runs on memory full of ones, which are no numbers, so that what a kernel does not write, or
+//! reads without being given it, shows. So does what it writes beside its results: operands and the
+//! bytes between tensors must stay as they are. Ops that may work in place run a second time so.
+
+mod cases;
+
+use std::fmt;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use half::bf16;
+use ir::DType;
+use ir::TensorType;
+use ir::ops::{Op, Tensor, Types, bounds_of_whole, local_shape, run_reference};
+use kernels::cuda::{OpCall, Operand, Program, Work, lower};
+
+use crate::backend::cuda::check::cases::{Call, Case, cases};
+use crate::backend::cuda::driver::{CudaStream, Device, DeviceMemory};
+use crate::backend::cuda::program::{Loader, Place};
+use crate::error::RunError;
+
+/// Largest relative error of an f32 result, in the norm of the whole tensor. Sums of up to 2^20 terms
+/// in a tree of f32 have an error of 20 * 2^-24 = 1.2e-6; approximate exponentials of the hardware have
+/// 2 units in the last place and an argument rounded to 2^-24 of up to 30, 2e-6; some room for both.
+pub const F32_TOLERANCE: f64 = 1e-5;
+
+/// Largest relative error of a bf16 result. Rounding it has an error of 2^-9 = 2e-3 at most; kernels
+/// that keep an intermediate in bf16 (probabilities of attention, a rounded sum in a norm) add a few such,
+/// independent of each other: five in all are 1e-2.
+pub const BF16_TOLERANCE: f64 = 1e-2;
+
+/// How long one program may take.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Tensors start at multiples of this, with a gap of as much in front of each.
+const ALIGN: u64 = 256;
+
+/// What is in memory before.
+const POISON: u8 = 0xff;
+
+/// What came out of one case.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CheckLine {
+    /// The op, with attributes.
+    pub op: String,
+    /// Types of the operands, and what is special about the case.
+    pub operands: String,
+    /// How floats are stored: the operands' that are not f32 anyway.
+    pub dtype: DType,
+    /// The largest relative error of a result, or what is wrong.
+    pub outcome: Result<f64, String>,
+}
+
+/// What came out of all.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// How many cases were run.
+    pub n_checked: usize,
+    /// How many of them went wrong.
+    pub n_failed: usize,
+}
+
+/// Runs all cases on `device`, which is current, and tells each one's outcome. An error ends it: the
+/// device cannot be used any more.
+pub fn check_ops(device: Device, report: &mut dyn FnMut(&CheckLine)) -> Result<Summary, RunError> {
+    let runs = runs();
+    let workspace = runs.iter().filter_map(|it| it.program.as_ref().ok()).map(|it| it.workspace);
+    let mut bench = Bench {
+        loader: Loader::new(device)?,
+        stream: CudaStream::new()?,
+        workspace: DeviceMemory::new(workspace.max().unwrap_or(0) + ALIGN)?,
+    };
+    // In parallel. What does not load is found again below, at its case.
+    let programs = runs.iter().filter_map(|it| it.program.as_ref().ok());
+    let _ = bench.loader.load(programs.flat_map(|it| &it.work));
+    let mut summary = Summary::default();
+    for run in &runs {
+        let outcome = match &run.program {
+            Ok(program) => bench.check(run, program),
+            Err(why) => Ok(Err(why.clone())),
+        };
+        let (op, operands) = (run.case.calls[0].op.to_text(), run.to_string());
+        let line = |outcome| CheckLine { op, operands, dtype: run.case.dtype, outcome };
+        summary.n_checked += 1;
+        match outcome {
+            Ok(outcome) => {
+                summary.n_failed += usize::from(outcome.is_err());
+                report(&line(outcome));
+            }
+            Err(error) => {
+                report(&line(Err(error.to_string())));
+                return Err(error);
+            }
+        }
+    }
+    Ok(summary)
+}
+
+/// A case, in one of the ways in which it can run.
+struct Run {
+    case: Case,
+    in_place: bool,
+    /// Our kernels where a library would be taken.
+    own: bool,
+    program: Result<Program, String>,
+}
+
+fn runs() -> Vec<Run> {
+    let mut res = Vec::new();
+    for case in cases() {
+        let program = program(&case);
+        let attends = |it: &Program| it.work.iter().any(|it| matches!(it, Work::Attention(_)));
+        if let Some(program) = program.as_ref().ok().filter(|it| attends(it)) {
+            let program = Ok(without_libraries(program));
+            res.push(Run { case: case.clone(), in_place: false, own: true, program });
+        }
+        if !case.calls[0].op.in_place().is_empty() {
+            let (case, program) = (case.clone(), program.clone());
+            res.push(Run { case, in_place: true, own: false, program });
+        }
+        res.push(Run { case, in_place: false, own: false, program });
+    }
+    res
+}
+
+/// The program with attention by our kernels.
+fn without_libraries(program: &Program) -> Program {
+    let own = |work: &Work| match work {
+        Work::Attention(it) => it.fallback.clone(),
+        other => vec![other.clone()],
+    };
+    Program { work: program.work.iter().flat_map(own).collect(), ..program.clone() }
+}
+
+/// The programs of all cases, for compiling their functions where there is no GPU.
+pub fn programs() -> Vec<(String, Result<Program, String>)> {
+    let name = |it: &Run| format!("{} of {it}", it.case.calls[0].op.to_text());
+    runs().into_iter().map(|it| (name(&it), it.program)).collect()
+}
+
+/// `bf16[37, 4096], bf16[4096]; in place`.
+impl fmt::Display for Run {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let calls = &self.case.calls;
+        let types: Vec<String> = calls[0].types().map(|it| it.to_string()).collect();
+        f.write_str(&types.join(", "))?;
+        if calls.len() > 1 {
+            write!(f, "; batch of {}", calls.len())?;
+        }
+        f.write_str(if calls[0].bounds.is_some() { "; one shard" } else { "" })?;
+        f.write_str(if self.in_place { "; in place" } else { "" })?;
+        f.write_str(if self.own { "; own kernels" } else { "" })
+    }
+}
+
+fn program(case: &Case) -> Result<Program, String> {
+    let operands: Vec<[Vec<Operand>; 2]> = case
+        .calls
+        .iter()
+        .map(|it| [it.types().map(operand).collect(), it.results().iter().map(operand).collect()])
+        .collect();
+    let bounds: Vec<_> = case.calls.iter().map(Call::all_bounds).collect();
+    let calls: Vec<OpCall<'_>> = case
+        .calls
+        .iter()
+        .zip(operands.iter().zip(&bounds))
+        .map(|(call, ([args, results], bounds))| OpCall { op: &call.op, args, results, bounds })
+        .collect();
+    lower(&calls).map_err(|it| it.to_string())
+}
+
+fn operand(ty: &TensorType) -> Operand {
+    Operand { dtype: ty.dtype, shape: local_shape(&ty.shape) }
+}
+
+impl Call {
+    fn results(&self) -> Types {
+        let types: Vec<&TensorType> = self.types().collect();
+        self.op.infer(&types).expect("cases are well-typed")
+    }
+
+    fn all_bounds(&self) -> Vec<ir::ops::LocalBound> {
+        let types: Vec<&TensorType> = self.types().collect();
+        let whole = || bounds_of_whole(&self.op, &types, &self.results());
+        self.bounds.clone().unwrap_or_else(whole)
+    }
+}
+
+struct Bench {
+    loader: Loader,
+    stream: CudaStream,
+    /// Scratch of any program, and a gap behind it.
+    workspace: DeviceMemory,
+}
+
+/// A tensor in the memory of a case.
+#[derive(Debug, Clone)]
+struct Slot {
+    offset: u64,
+    ty: TensorType,
+}
+
+impl Slot {
+    fn range(&self) -> std::ops::Range<usize> {
+        self.offset as usize..(self.offset + self.ty.bytes()) as usize
+    }
+}
+
+/// Where everything of a case is.
+struct Layout {
+    args: Vec<Slot>,
+    results: Vec<Slot>,
+    table: u64,
+    bytes: u64,
+}
+
+impl Layout {
+    fn new(case: &Case, program: &Program, in_place: bool) -> Layout {
+        // The first bytes are a gap, too.
+        let mut end = ALIGN;
+        let mut take = |bytes: u64| {
+            let start = end;
+            end = (start + bytes).next_multiple_of(ALIGN) + ALIGN;
+            start
+        };
+        let (mut args, mut results) = (Vec::new(), Vec::new());
+        for call in &case.calls {
+            let first = args.len();
+            args.extend(call.types().map(|ty| Slot { offset: take(ty.bytes()), ty: ty.clone() }));
+            for (result, ty) in call.results().into_iter().enumerate() {
+                let pair = call.op.in_place().iter().find(|it| in_place && it.0 == result);
+                let shared = pair.map(|it| &args[first + it.1]);
+                let offset = match shared.filter(|it: &&Slot| it.ty.bytes() == ty.bytes()) {
+                    Some(operand) => operand.offset,
+                    None => take(ty.bytes()),
+                };
+                results.push(Slot { offset, ty });
+            }
+        }
+        let table = take(8 * program.table.len() as u64);
+        Layout { args, results, table, bytes: end }
+    }
+}
+
+impl Bench {
+    /// The largest error of a result, or what is wrong. An error is one of the device.
+    fn check(&mut self, run: &Run, program: &Program) -> Result<Result<f64, String>, RunError> {
+        let case = &run.case;
+        if let Err(error) = self.loader.load(program.work.iter()) {
+            return Ok(Err(error.to_string()));
+        }
+        let layout = Layout::new(case, program, run.in_place);
+        let memory = DeviceMemory::new(layout.bytes)?;
+        let place = Place {
+            args: layout.args.iter().map(|it| memory.address + it.offset).collect(),
+            results: layout.results.iter().map(|it| memory.address + it.offset).collect(),
+            workspace: (self.workspace.address, program.workspace),
+            table: memory.address + layout.table,
+        };
+        let before = content(case, &layout, &place.table(program));
+        memory.write(0, &before)?;
+        self.workspace.fill_part(0, program.workspace + ALIGN, POISON)?;
+        match self.loader.prepare(program, place).and_then(|it| it.run(&self.stream)) {
+            Ok(()) => wait(&self.stream)?,
+            Err(error) => return Ok(Err(error.to_string())),
+        }
+        let mut after = vec![0; layout.bytes as usize];
+        memory.read(0, &mut after)?;
+        let mut gap = [0; ALIGN as usize];
+        self.workspace.read(program.workspace, &mut gap)?;
+        if gap != [POISON; ALIGN as usize] {
+            return Ok(Err("it writes beyond its workspace".to_string()));
+        }
+        if let Err(why) = untouched(&layout, &before, &after) {
+            return Ok(Err(why));
+        }
+        Ok(compare(case, &layout, &before, &after))
+    }
+}
+
+/// Waits, but not for good.
+fn wait(stream: &CudaStream) -> Result<(), RunError> {
+    let began = Instant::now();
+    while !stream.is_done()? {
+        if began.elapsed() > LIMIT {
+            let status = format!("a kernel does not end within {} s", LIMIT.as_secs());
+            return Err(RunError::Cuda { call: "cuStreamQuery", status });
+        }
+        thread::sleep(Duration::from_micros(20));
+    }
+    Ok(())
+}
+
+/// What memory holds before: operands and the table between poison.
+fn content(case: &Case, layout: &Layout, table: &[u64]) -> Vec<u8> {
+    let mut res = vec![POISON; layout.bytes as usize];
+    let operands = case.calls.iter().flat_map(Call::operands);
+    for (slot, tensor) in layout.args.iter().zip(operands) {
+        res[slot.range()].copy_from_slice(&encode(slot.ty.dtype, &tensor.data));
+    }
+    let words: &[u8] = bytemuck::cast_slice(table);
+    let start = layout.table as usize;
+    res[start..start + words.len()].copy_from_slice(words);
+    res
+}
+
+/// Everything but results must be as before.
+fn untouched(layout: &Layout, before: &[u8], after: &[u8]) -> Result<(), String> {
+    let mut changed: Vec<bool> = before.iter().zip(after).map(|(a, b)| a != b).collect();
+    for slot in &layout.results {
+        changed[slot.range()].fill(false);
+    }
+    let Some(byte) = changed.iter().position(|&it| it) else { return Ok(()) };
+    if let Some(operand) = layout.args.iter().position(|it| it.range().contains(&byte)) {
+        return Err(format!("it writes to operand {operand}"));
+    }
+    let behind = layout.results.iter().position(|it| {
+        let end = it.range().end;
+        (end..end + 2 * ALIGN as usize).contains(&byte)
+    });
+    match behind {
+        Some(result) => Err(format!("it writes beyond result {result}")),
+        None => Err(format!("it writes to byte {byte}, outside of its operands")),
+    }
+}
+
+/// The largest error of a result.
+fn compare(case: &Case, layout: &Layout, before: &[u8], after: &[u8]) -> Result<f64, String> {
+    let (mut args, mut results) = (layout.args.iter(), layout.results.iter());
+    let mut worst = 0.0;
+    for call in &case.calls {
+        let operands: Vec<Tensor<f64>> = args
+            .by_ref()
+            .take(call.types().count())
+            .map(|it| decode(&it.ty, &before[it.range()]))
+            .collect();
+        let shapes: Vec<_> = call.results().iter().map(|it| local_shape(&it.shape)).collect();
+        let expected = run_reference(&call.op, &operands, &shapes, &call.all_bounds());
+        for (i, expected) in expected.iter().enumerate() {
+            let slot = results.next().expect("a slot for each result");
+            let found = decode(&slot.ty, &after[slot.range()]);
+            let error = relative_error(&found.data, &expected.data);
+            let tolerance = tolerance(call, slot.ty.dtype);
+            if error.is_nan() || error > tolerance {
+                return Err(differs(i, &found.data, &expected.data, error, tolerance));
+            }
+            worst = f64::max(worst, error);
+        }
+    }
+    Ok(worst)
+}
+
+fn differs(result: usize, found: &[f64], expected: &[f64], error: f64, tolerance: f64) -> String {
+    let scale = expected.iter().fold(0.0, |res, it| f64::max(res, it.abs()));
+    let off = |it: usize| (found[it] - expected[it]).abs();
+    let at = (0..found.len())
+        .find(|&it| found[it].is_nan() && !expected[it].is_nan())
+        .or_else(|| (0..found.len()).find(|&it| off(it) > tolerance * scale))
+        .unwrap_or(0);
+    format!(
+        "result {result} has a relative error of {error:.1e} (allowed is {tolerance:.0e}); element {at} \
+         of {} is {:e}, not {:e}",
+        found.len(),
+        found[at],
+        expected[at]
+    )
+}
+
+/// By how much a result may differ.
+fn tolerance(call: &Call, dtype: DType) -> f64 {
+    // The norm is that of the sum as it is stored, which the reference does not round.
+    let rounds = match &call.op {
+        Op::RmsNorm(it) => it.residual,
+        Op::LayerNorm(it) => it.residual,
+        _ => false,
+    };
+    match dtype {
+        DType::Bf16 => BF16_TOLERANCE,
+        DType::F32 if rounds && call.types().any(|it| it.dtype == DType::Bf16) => BF16_TOLERANCE,
+        DType::F32 => F32_TOLERANCE,
+        DType::I32 => 0.0,
+    }
+}
+
+/// The norm of the difference over that of what is expected; the norm itself where zeros are expected.
+fn relative_error(found: &[f64], expected: &[f64]) -> f64 {
+    let square = |it: f64| it * it;
+    let off: f64 = found.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
+    let size: f64 = expected.iter().map(|&it| square(it)).sum();
+    (if size > 0.0 { off / size } else { off }).sqrt()
+}
+
+/// Rounded to nearest even.
+fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
+    match dtype {
+        DType::F32 => values.iter().flat_map(|&it| (it as f32).to_le_bytes()).collect(),
+        DType::Bf16 => values.iter().flat_map(|&it| bf16::from_f64(it).to_le_bytes()).collect(),
+        DType::I32 => values.iter().flat_map(|&it| (it as i32).to_le_bytes()).collect(),
+    }
+}
+
+fn decode(ty: &TensorType, bytes: &[u8]) -> Tensor<f64> {
+    let data = match ty.dtype {
+        DType::F32 => words(bytes).map(|it| f64::from(f32::from_le_bytes(it))).collect(),
+        DType::Bf16 => words(bytes).map(|it| bf16::from_le_bytes(it).to_f64()).collect(),
+        DType::I32 => words(bytes).map(|it| f64::from(i32::from_le_bytes(it))).collect(),
+    };
+    Tensor { shape: local_shape(&ty.shape), data }
+}
+
+fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> + '_ {
+    bytes.as_chunks::<N>().0.iter().copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_are_well_typed_and_have_finite_results() {
+        for case in cases() {
+            let name = case.calls[0].op.to_text();
+            for call in &case.calls {
+                let types: Vec<&TensorType> = call.types().collect();
+                let made = call.op.infer(&types).unwrap_or_else(|it| panic!("{name}: {it}"));
+                let bounds = bounds_of_whole(&call.op, &types, &made).len();
+                assert_eq!(call.all_bounds().len(), bounds, "{name}");
+                // Large ones take long, and are made as small ones are.
+                if types.iter().all(|it| it.n_elements() < 10_000) {
+                    for (ty, tensor) in types.iter().zip(call.operands()) {
+                        assert_eq!(ty.n_elements() as usize, tensor.data.len(), "{name}");
+                        assert!(tensor.data.iter().all(|it| it.is_finite()), "{name}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn errors_are_relative_to_the_whole_tensor() {
+        assert_eq!(relative_error(&[3.0, 4.5], &[3.0, 4.0]), 0.1);
+        assert_eq!(relative_error(&[0.5, 0.0], &[0.0, 0.0]), 0.5);
+        assert!(relative_error(&[f64::NAN, 4.0], &[3.0, 4.0]).is_nan());
+    }
+
+    #[test]
+    fn what_is_stored_is_read_again() {
+        let values = [1.0, -2.5, 3e8, 0.0];
+        for dtype in [DType::F32, DType::Bf16] {
+            let ty = TensorType::new(dtype, &[4]);
+            let read = decode(&ty, &encode(dtype, &values)).data;
+            assert!(relative_error(&read, &values) < BF16_TOLERANCE / 5.0);
+            assert_eq!(read[..2], values[..2]);
+        }
+        let ty = TensorType::new(DType::I32, &[3]);
+        assert_eq!(decode(&ty, &encode(DType::I32, &[7.0, -1.0, 16777217.0])).data[2], 16777217.0);
+    }
+
+    /// A kernel that writes beyond its result, or to its operand, is told.
+    #[test]
+    fn stray_writes_are_seen() {
+        let case = cases().swap_remove(0);
+        let layout = Layout::new(&case, &Program::default(), false);
+        let before = content(&case, &layout, &[]);
+        let stray = |byte: usize| {
+            let mut after = before.clone();
+            after[byte] ^= 1;
+            untouched(&layout, &before, &after)
+        };
+        let (arg, result) = (layout.args[0].range(), layout.results[0].range());
+        assert_eq!(stray(result.start), Ok(()));
+        assert_eq!(stray(arg.end - 1), Err("it writes to operand 0".to_string()));
+        assert_eq!(stray(result.end), Err("it writes beyond result 0".to_string()));
+        assert!(stray(0).is_err());
+        assert!(stray(before.len() - 1).is_err());
+    }
+}

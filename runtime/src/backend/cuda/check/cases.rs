@@ -1,0 +1,418 @@
+//! What is checked: the samples of every op, and larger random cases where kernels take other paths.
+
+use ir::ops::{
+    Activation, ActivationGrad, ActivationKind, Adam, AdamW, Add, Attention, AttentionGrad,
+    BiasAdd, Cast, CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, Dropout, Embedding,
+    EmbeddingGrad, Glu, GluGrad, GluKind, LayerNorm, LayerNormGrad, LocalBound, Matmul, Mul,
+    Number, Op, OpKind, RmsNorm, RmsNormGrad, Rope, Sample, SampleInput, Scale, Sgd, SumLeading,
+    SumSquares, Tensor, Transpose, Values, apply,
+};
+use ir::{DType, TensorType};
+
+/// Ops to run as one program.
+#[derive(Debug, Clone)]
+pub(super) struct Case {
+    pub calls: Vec<Call>,
+    /// How floats are stored, where nothing else is said.
+    pub dtype: DType,
+}
+
+/// One op on operands, which are made when they are needed: all at once would take gigabytes.
+#[derive(Debug, Clone)]
+pub(super) struct Call {
+    pub op: Op,
+    inputs: Vec<SampleInput>,
+    /// Of one rank; `None` where it holds everything.
+    pub bounds: Option<Vec<LocalBound>>,
+    /// Operand, dim and extent of what is followed by padding.
+    padded: Option<(usize, usize, usize)>,
+    /// For its gradient: the op whose results on the first operands are the next ones.
+    forward: Option<Op>,
+}
+
+/// Larger than a block and than a vector of any kernel, and a multiple of neither.
+const ROWS: u64 = 37;
+/// Sizes of tensors of which a kernel does each element by itself.
+const SIZES: [u64; 6] = [1, 3, 255, 1000, 65_537, 1_000_003];
+
+/// All of them.
+pub(super) fn cases() -> Vec<Case> {
+    let kinds = OpKind::ALL.iter().filter(|it| is_local(**it));
+    let samples = kinds.flat_map(|it| it.samples()).flat_map(in_both);
+    let larger = [
+        elementwise(),
+        norms(),
+        rows(),
+        rope(),
+        cross_entropy(),
+        embedding(),
+        matmul(),
+        attention(),
+        optimizers(),
+    ];
+    samples.chain(larger.into_iter().flatten()).collect()
+}
+
+/// Whether a device runs it alone: the others are done by communicators, or are gone before.
+fn is_local(kind: OpKind) -> bool {
+    ![OpKind::Collective, OpKind::Reshard].contains(&kind)
+}
+
+/// Float operands that are f32 whatever the others are: statistics, scalars, states of optimizers.
+fn stays_f32(kind: OpKind, operand: usize, n_operands: usize) -> bool {
+    match kind {
+        OpKind::CeLoss | OpKind::CeLossGrad | OpKind::ClipScale => true,
+        OpKind::CeStats | OpKind::CeStatsGrad => operand > 0,
+        OpKind::AttentionGrad => operand == 4,
+        OpKind::RmsNormGrad => operand == 3,
+        OpKind::LayerNormGrad => operand == 3 || operand == 4,
+        // All but the gradient, which is followed by three scalars.
+        OpKind::AdamW | OpKind::Adam | OpKind::Sgd => operand + 4 != n_operands,
+        _ => false,
+    }
+}
+
+/// The sample in f32, and in bf16 where the op takes that.
+fn in_both(sample: Sample) -> Vec<Case> {
+    let kind = sample.op.kind();
+    let mut narrow = sample.clone();
+    for (operand, input) in narrow.inputs.iter_mut().enumerate() {
+        if input.ty.dtype == DType::F32 && !stays_f32(kind, operand, sample.inputs.len()) {
+            input.ty.dtype = DType::Bf16;
+        }
+    }
+    let mut res = vec![one(call(&sample), DType::F32)];
+    let types: Vec<&TensorType> = narrow.inputs.iter().map(|it| &it.ty).collect();
+    let changed = narrow.inputs.iter().zip(&sample.inputs).any(|(a, b)| a.ty != b.ty);
+    if changed && narrow.op.infer(&types).is_ok() {
+        res.push(one(call(&narrow), DType::Bf16));
+    }
+    res
+}
+
+fn one(call: Call, dtype: DType) -> Case {
+    Case { calls: vec![call], dtype }
+}
+
+fn call(sample: &Sample) -> Call {
+    let (op, inputs) = (sample.op.clone(), sample.inputs.clone());
+    Call { op, inputs, bounds: None, padded: None, forward: None }
+}
+
+/// Random floats of these shapes, in both types.
+fn floats(op: impl Into<Op>, shapes: &[&[u64]]) -> Vec<Case> {
+    in_both(Sample::floats(op, shapes))
+}
+
+fn elementwise() -> Vec<Case> {
+    let mut res = Vec::new();
+    for n in SIZES {
+        let one: &[u64] = &[n];
+        res.extend(floats(Add {}, &[one, one]));
+        res.extend(floats(Add {}, &[one, one, one, one]));
+        res.extend(floats(Mul {}, &[one, one]));
+        res.extend(floats(Scale { factor: 0.3.into() }, &[one]));
+        res.extend(floats(Cast { to: DType::F32 }, &[one]));
+        res.extend(floats(Cast { to: DType::Bf16 }, &[one]));
+        res.extend(floats(Glu { kind: GluKind::Swiglu }, &[one, one]));
+        res.extend(floats(GluGrad { kind: GluKind::Swiglu }, &[one, one, one]));
+        for kind in ActivationKind::ALL {
+            res.extend(floats(Activation { kind }, &[one]));
+            res.extend(floats(ActivationGrad { kind }, &[one, one]));
+        }
+        res.extend(in_both(Sample::floats(SumSquares {}, &[one])));
+    }
+    res.extend(in_both(
+        Sample::floats(Dropout { rate: 0.3.into(), key: 5 }, &[&[ROWS, 1001], &[]])
+            .fill(1, Values::Ids(1 << 24)),
+    ));
+    // The same numbers on a rank that holds the middle of both dims.
+    let shard = [(100, ROWS, 300), (33, 1001, 5000)];
+    let bounds = shard.map(|(start, extent, size)| LocalBound { start, extent, size });
+    let whole = res.len() - 2;
+    for i in [whole, whole + 1] {
+        let mut case = res[i].clone();
+        case.calls[0].bounds = Some(bounds.to_vec());
+        res.push(case);
+    }
+    res
+}
+
+fn norms() -> Vec<Case> {
+    let mut res = Vec::new();
+    for d in [7, 1000, 4096, 4100, 16_384] {
+        let (x, w, per_row): (&[u64], &[u64], &[u64]) = (&[ROWS, d], &[d], &[ROWS]);
+        for residual in [false, true] {
+            let n = usize::from(residual);
+            let rms = RmsNorm { eps: 1e-5.into(), zero_centered: false, residual };
+            res.extend(floats(rms, &[x, w, x][..2 + n]));
+            let layer = LayerNorm { eps: 1e-5.into(), zero_centered: false, residual };
+            res.extend(floats(layer, &[x, w, w, x][..3 + n]));
+            for out in [None, Some(DType::F32)] {
+                let rms = RmsNormGrad { out, residual, ..RmsNormGrad::default() };
+                let sample = Sample::floats(rms, &[x, x, w, per_row, x][..4 + n]);
+                res.extend(in_both(sample.fill(3, Values::Positive)));
+                let layer = LayerNormGrad { out, residual, ..LayerNormGrad::default() };
+                let sample = Sample::floats(layer, &[x, x, w, per_row, per_row, x][..5 + n]);
+                res.extend(in_both(sample.fill(4, Values::Positive)));
+            }
+        }
+    }
+    res
+}
+
+/// Sums over rows, and what reads rows in another order.
+fn rows() -> Vec<Case> {
+    let x: &[u64] = &[1000, 517];
+    let mut res = floats(BiasAdd {}, &[x, &[517]]);
+    res.extend(floats(SumLeading::default(), &[x]));
+    res.extend(floats(SumLeading { out: Some(DType::F32) }, &[x]));
+    for sample in OpKind::Transpose.samples() {
+        // As in the sample, on sizes that tiles do not divide.
+        if let (Op::Transpose(Transpose { .. }), [input]) = (&sample.op, &sample.inputs[..]) {
+            let sizes = [33, 129, 67, 5];
+            let shape = &sizes[..input.ty.ndim()];
+            res.extend(floats(sample.op.clone(), &[shape]));
+        }
+    }
+    res
+}
+
+fn rope() -> Vec<Case> {
+    let op = Rope {
+        head_dim: 128,
+        theta: 500_000.0.into(),
+        interleaved: false,
+        scaling: None,
+        inverse: false,
+    };
+    let mut res = Vec::new();
+    for interleaved in [false, true] {
+        for inverse in [false, true] {
+            let op = Rope { interleaved, inverse, ..op.clone() };
+            let whole = floats(op, &[&[2, 131, 5 * 128]]);
+            // A rank that holds the last rows, and a row of padding.
+            for case in &whole {
+                let mut shard = case.clone();
+                shard.calls[0].bounds =
+                    Some(vec![LocalBound { start: 70, extent: 130, size: 200 }]);
+                shard.calls[0].padded = Some((0, 1, 130));
+                res.push(shard);
+            }
+            res.extend(whole);
+        }
+    }
+    res
+}
+
+fn cross_entropy() -> Vec<Case> {
+    let mut res = Vec::new();
+    for v in [1003, 32_000] {
+        let (x, rows): (&[u64], &[u64]) = (&[ROWS, v], &[ROWS]);
+        // A rank that holds a middle part, of which the last three columns are padding.
+        let bound = LocalBound { start: v, extent: v - 3, size: 3 * v };
+        for bound in [None, Some(bound)] {
+            let ids = Values::Ids(bound.map_or(v, |it| it.size) as u32);
+            let mut samples = vec![Sample::floats(CeMax {}, &[x])];
+            for label_smoothing in [0.0, 0.1] {
+                let label_smoothing = label_smoothing.into();
+                let stats = Sample::floats(CeStats { label_smoothing }, &[x, rows, rows]);
+                samples.push(stats.fill(1, ids));
+                let grad =
+                    Sample::floats(CeStatsGrad { label_smoothing }, &[x, rows, rows, rows, rows]);
+                samples.push(grad.fill(1, ids));
+            }
+            for case in samples.into_iter().flat_map(in_both) {
+                res.push(case.bounded(0, 1, bound));
+            }
+        }
+    }
+    for ignore_index in [-100, 1] {
+        let n: &[u64] = &[3001];
+        let loss = Sample::floats(CeLoss { ignore_index }, &[n; 4]);
+        res.extend(in_both(loss.fill(1, Values::Positive).fill(3, Values::Ids(3))));
+        let grad = Sample::floats(CeLossGrad { ignore_index }, &[n, n, &[]]);
+        res.extend(in_both(grad.fill(0, Values::Positive).fill(1, Values::Ids(3))));
+    }
+    res
+}
+
+fn embedding() -> Vec<Case> {
+    let mut res = Vec::new();
+    let (n, d, v) = (3000, 260, 503);
+    for bound in [None, Some(LocalBound { start: 200, extent: v - 3, size: 2000 })] {
+        let ids = Values::Ids(bound.map_or(v, |it| it.size) as u32);
+        for padding_idx in [None, Some(300)] {
+            let sample = Sample::floats(Embedding { padding_idx }, &[&[n], &[v, d]]).fill(0, ids);
+            res.extend(in_both(sample).into_iter().map(|it| it.bounded(1, 0, bound)));
+            for out in [None, Some(DType::F32)] {
+                let op = EmbeddingGrad { vocab: v, padding_idx, out };
+                let sample = Sample::floats(op, &[&[n], &[n, d]]).fill(0, ids);
+                for mut case in in_both(sample) {
+                    // The bound is of the result, so that no operand has padding.
+                    case.calls[0].bounds = bound.map(|it| vec![it]);
+                    res.push(case);
+                }
+            }
+        }
+    }
+    res
+}
+
+fn matmul() -> Vec<Case> {
+    let mut res = Vec::new();
+    for (m, n, k) in [(1, 5, 3), (129, 257, 191), (64, 1000, 520), (300, 16, 1000)] {
+        for (transpose_a, transpose_b) in [(false, false), (false, true), (true, false)] {
+            let a: &[u64] = if transpose_a { &[k, m] } else { &[m, k] };
+            let b: &[u64] = if transpose_b { &[n, k] } else { &[k, n] };
+            let (c, row): (&[u64], &[u64]) = (&[m, n], &[n]);
+            let op = Matmul { transpose_a, transpose_b, ..Matmul::default() };
+            res.extend(floats(op.clone(), &[a, b]));
+            res.extend(floats(Matmul { accumulate: true, ..op.clone() }, &[a, b, c]));
+            if !transpose_a {
+                res.extend(floats(Matmul { bias: true, ..op.clone() }, &[a, b, row]));
+                let both = Matmul { bias: true, accumulate: true, ..op.clone() };
+                res.extend(floats(both, &[a, b, c, row]));
+            }
+            // Gradients of weights: bf16 operands, summed up in f32.
+            for accumulate in [false, true] {
+                let op = Matmul { accumulate, out: Some(DType::F32), ..op.clone() };
+                let shapes = [a, b, c];
+                let mut wide = Sample::floats(op, &shapes[..2 + usize::from(accumulate)]);
+                wide.inputs[..2].iter_mut().for_each(|it| it.ty.dtype = DType::Bf16);
+                res.push(one(call(&wide), DType::Bf16));
+            }
+        }
+    }
+    res
+}
+
+fn attention() -> Vec<Case> {
+    let mut res = Vec::new();
+    // Features, sequences, queries, keys, heads, key-value heads.
+    let sizes = [
+        (64, 2, 128, 128, 4, 4),
+        (64, 1, 77, 133, 8, 2),
+        (128, 1, 200, 200, 8, 2),
+        (128, 2, 65, 65, 4, 1),
+        (96, 1, 130, 130, 3, 3),
+    ];
+    for (head_dim, batch, s, t, heads, kv_heads) in sizes {
+        let (q, kv) = ([batch, s, heads * head_dim], [batch, t, kv_heads * head_dim]);
+        for causal in [false, true] {
+            if causal && s != t {
+                continue;
+            }
+            let op = Attention { head_dim, causal, scale: None };
+            let forward = floats(op, &[&q, &kv, &kv]);
+            res.extend(forward.iter().map(|it| it.attention_grad(causal, head_dim)));
+            res.extend(forward);
+        }
+    }
+    res
+}
+
+fn optimizers() -> Vec<Case> {
+    let mut res = Vec::new();
+    let (beta1, beta2, eps) = (0.9.into(), 0.95.into(), 1e-8.into());
+    let scalars = |sample: Sample| {
+        let n = sample.inputs.len();
+        (n - 3..n).fold(sample, |sample, i| sample.fill(i, Values::Positive))
+    };
+    let adam = |op: Op, n: u64| {
+        let x: &[u64] = &[n];
+        scalars(Sample::floats(op, &[x, x, x, x, &[], &[], &[]]).fill(2, Values::Positive))
+    };
+    let sgd = |momentum: f64, n: u64| {
+        let x: &[u64] = &[n];
+        let op = Sgd { momentum: momentum.into(), weight_decay: 0.1.into() };
+        let states = if momentum == 0.0 { 2 } else { 3 };
+        let shapes = [vec![x; states], vec![&[]; 3]].concat();
+        scalars(Sample::floats(op, &shapes))
+    };
+    let sizes = [1u64, 7, 4096, 1_000_003, 8192, 12_289];
+    let batch = |make: &dyn Fn(u64) -> Sample| {
+        // As many cases as a single one gives, each with that of every size.
+        let all: Vec<Vec<Case>> = sizes.iter().map(|&n| in_both(make(n))).collect();
+        let of = |i: usize| Case {
+            calls: all.iter().map(|it| it[i].calls[0].clone()).collect(),
+            dtype: all[0][i].dtype,
+        };
+        (0..all[0].len()).map(of).collect::<Vec<Case>>()
+    };
+    for compute in [None, Some(DType::Bf16)] {
+        // Each tensor may have a decay of its own.
+        let decay = |n: u64| Number(if n.is_multiple_of(2) { 0.1 } else { 0.0 });
+        res.extend(batch(&|n| {
+            adam(AdamW { beta1, beta2, eps, weight_decay: decay(n), compute }.into(), n)
+        }));
+        res.extend(batch(&|n| {
+            adam(Adam { beta1, beta2, eps, weight_decay: decay(n), compute }.into(), n)
+        }));
+    }
+    res.extend(batch(&|n| sgd(0.0, n)));
+    res.extend(batch(&|n| sgd(0.9, n)));
+    res.extend(batch(&|n| Sample::floats(SumSquares {}, &[&[n]])));
+    res
+}
+
+impl Case {
+    /// The case on a rank that holds `bound` of dim `dim` of an operand.
+    fn bounded(mut self, operand: usize, dim: usize, bound: Option<LocalBound>) -> Case {
+        if let Some(bound) = bound {
+            self.calls[0].bounds = Some(vec![bound]);
+            self.calls[0].padded = Some((operand, dim, bound.extent as usize));
+        }
+        self
+    }
+
+    /// The gradient of an attention, with the results that it has.
+    fn attention_grad(&self, causal: bool, head_dim: u64) -> Case {
+        let mut call = self.calls[0].clone();
+        let types: Vec<&TensorType> = call.types().collect();
+        let made = call.op.infer(&types).expect("cases are well-typed");
+        let dy = made[0].clone();
+        let results = made.into_iter().chain([dy]);
+        let inputs: Vec<SampleInput> =
+            results.map(|ty| SampleInput { ty, values: Values::Random }).collect();
+        call.inputs.extend(inputs);
+        call.forward = Some(call.op);
+        call.op = AttentionGrad { head_dim, causal, scale: None }.into();
+        one(call, self.dtype)
+    }
+}
+
+impl Call {
+    /// Types of the operands.
+    pub fn types(&self) -> impl Iterator<Item = &TensorType> {
+        self.inputs.iter().map(|it| &it.ty)
+    }
+
+    /// The operands, not yet rounded.
+    pub fn operands(&self) -> Vec<Tensor<f64>> {
+        let tensors = self.inputs.iter().enumerate();
+        let mut res: Vec<Tensor<f64>> = tensors.map(|(i, it)| it.tensor(i as u64)).collect();
+        if let Some((operand, dim, extent)) = self.padded {
+            zero_beyond(&mut res[operand], dim, extent);
+        }
+        if let Some(forward) = &self.forward {
+            const N: usize = 3;
+            let types: Vec<&TensorType> = self.types().take(N).collect();
+            let made = apply(forward, &res[..N], &types).expect("cases are well-typed");
+            let n = made.len();
+            res.splice(N..N + n, made);
+        }
+        res
+    }
+}
+
+/// Zeroes what is beyond `extent` in `dim`.
+fn zero_beyond(tensor: &mut Tensor<f64>, dim: usize, extent: usize) {
+    let size = tensor.shape[dim];
+    let inner: usize = tensor.shape[dim + 1..].iter().product();
+    for (i, value) in tensor.data.iter_mut().enumerate() {
+        if i / inner % size >= extent {
+            *value = 0.0;
+        }
+    }
+}

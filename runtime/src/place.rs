@@ -1,0 +1,111 @@
+//! Where a plan runs: on CPU threads or on GPUs, in this process or together with others.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use ir::plan::Plan;
+
+use crate::backend::compare::{CompareBackend, Comparison};
+use crate::backend::cuda::driver::{self, Device as Gpu};
+use crate::backend::cuda::{CudaBackend, CudaOptions};
+use crate::comm::nccl::{CommOptions, Comms};
+use crate::error::RunError;
+use crate::exec::Backend;
+use crate::launch::{Hosted, Launch, plan_fact};
+use crate::session::{MakeBackend, Session, SessionOptions, check_ranks, cpu_backends};
+
+/// What runs instructions.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Device {
+    /// A thread per rank.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU per rank.
+    Cuda,
+}
+
+/// See the [module docs](self).
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// On what.
+    pub device: Device,
+    /// Which ranks are here.
+    pub launch: Launch,
+    /// How long ranks wait for each other: to meet, and for anything to move afterwards.
+    pub timeout: Option<Duration>,
+    /// Compares every instruction with the CPU's, and says how they differ.
+    pub compare: Option<Sender<Comparison>>,
+}
+
+impl Default for Place {
+    fn default() -> Place {
+        Place { device: Device::Cpu, launch: Launch::Threads, timeout: None, compare: None }
+    }
+}
+
+/// How long ranks wait for each other to start.
+const MEETING: Duration = Duration::from_secs(300);
+
+impl Place {
+    /// The ranks of a plan that this process runs, once they have met all others. `options` are those
+    /// that must be the same on all, by name.
+    pub fn host(&self, plan: &Plan, options: &[(&str, u64)]) -> Result<Hosted, RunError> {
+        self.launch.check(plan)?;
+        if self.device == Device::Cuda {
+            driver::initialize()?;
+        }
+        match &self.launch {
+            Launch::Threads => Ok(Hosted::threads(check_ranks(plan)?)),
+            Launch::Process(process) if self.device == Device::Cpu || self.compare.is_some() => {
+                Err(RunError::OneProcess { by: process.by })
+            }
+            Launch::Process(process) => {
+                let options = options.iter().map(|(name, it)| (name.to_string(), it.to_string()));
+                let facts = std::iter::once(plan_fact(plan)).chain(options).collect();
+                Hosted::process(process, facts, self.timeout.unwrap_or(MEETING))
+            }
+        }
+    }
+
+    /// Starts those ranks.
+    pub fn start(
+        &self,
+        plan: &Plan,
+        options: &SessionOptions,
+        hosted: Hosted,
+    ) -> Result<Session, RunError> {
+        let cuda = self.cuda();
+        let make: Arc<MakeBackend> = match (self.device, &self.compare) {
+            (Device::Cpu, _) => return Session::start(plan, options, hosted),
+            (Device::Cuda, None) => cuda,
+            (Device::Cuda, Some(report)) => {
+                let (cpu, report) = (cpu_backends(plan, options, &hosted), report.clone());
+                Arc::new(move |plan, bound, rank| {
+                    let backends = [cuda(plan, bound, rank)?, cpu(plan, bound, rank)?];
+                    let params = plan.params.iter().map(|it| it.buffer).collect();
+                    let (bound, report) = (bound.clone(), report.clone());
+                    let both: Box<dyn Backend> =
+                        Box::new(CompareBackend::new(bound, params, backends, report));
+                    Ok(both)
+                })
+            }
+        };
+        Session::with_backends(plan, options, hosted, make)
+    }
+
+    fn cuda(&self) -> Arc<MakeBackend> {
+        let timeout = self.timeout;
+        let meeting = CommOptions::from_env(timeout.unwrap_or(MEETING));
+        Arc::new(move |plan, bound, rank| {
+            let mut options = CudaOptions::from_env()?;
+            options.timeout = timeout.unwrap_or(options.timeout);
+            let gpu = Gpu::open(rank.gpu(driver::n_devices()?))?;
+            let control = rank.control.clone();
+            let comms = Some(Comms::new(plan, bound, &control, meeting)?);
+            let backend = CudaBackend::new(plan, bound.clone(), gpu, comms, control, options)?;
+            let backend: Box<dyn Backend> = Box::new(backend);
+            Ok(backend)
+        })
+    }
+}
