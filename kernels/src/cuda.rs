@@ -280,7 +280,8 @@ pub enum Arg {
     F32(f32),
 }
 
-/// `out[m, n] = a[m, k] b[k, n] (+ c[m, n]) (+ bias[n])`, all row-major, sums in f32.
+/// `out[m, n] = a[m, k] b[k, n] (+ c[m, n]) (+ bias[n])`, all row-major, sums in f32; or its
+/// `gelu_tanh`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GemmCall {
     /// Rows of the result; not 0.
@@ -297,6 +298,9 @@ pub struct GemmCall {
     pub c: Option<Pointer>,
     /// Added to every row, of the result's type.
     pub bias: Option<Pointer>,
+    /// Where the sum goes, in the result's type, if the result is the `gelu_tanh` of the unrounded sum.
+    /// Then all are bf16, rows in memory are multiples of 8 elements, and there is no `c`.
+    pub gelu: Option<Pointer>,
     /// The result.
     pub out: Pointer,
     /// Its element type.

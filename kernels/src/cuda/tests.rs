@@ -64,8 +64,8 @@ fn pointers(work: &Work) -> Vec<Pointer> {
         }
         Work::Gemm(it) => {
             assert!(it.m > 0 && it.n > 0 && it.k > 0, "{it:?}");
-            let added = [it.c, it.bias].into_iter().flatten();
-            [it.a.at, it.b.at, it.out].into_iter().chain(added).collect()
+            let optional = [it.c, it.bias, it.gelu].into_iter().flatten();
+            [it.a.at, it.b.at, it.out].into_iter().chain(optional).collect()
         }
         Work::Attention(it) => {
             let own = it.args.iter().chain(&it.results).copied();
@@ -226,6 +226,44 @@ fn a_gemm_is_told_how_operands_are_stored() {
     assert_eq!((gemm.m, gemm.n, gemm.k), (6, 3, 8));
     assert!(gemm.a.transposed && !gemm.b.transposed);
     assert_eq!(program.workspace, GEMM_WORKSPACE);
+}
+
+/// What a GEMM does not activate, a kernel does: from the sum, which is the second result.
+#[test]
+fn gelu_is_the_gemms_where_rows_are_aligned() {
+    let fprop = Matmul { transpose_b: true, bias: true, gelu: true, ..Matmul::default() };
+    let mlp = |k, n| Sample::floats(fprop.clone(), &[&[3, k], &[n, k], &[n]]);
+    let program = lowered(&in_dtype(mlp(24, 16), DType::Bf16));
+    let [Work::Gemm(gemm)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!((gemm.out, gemm.gelu), (Pointer::Result(0), Some(Pointer::Result(1))));
+    let wide = Sample::floats(
+        Matmul { out: Some(DType::F32), ..fprop.clone() },
+        &[&[3, 24], &[16, 24], &[16]],
+    );
+    let mut wide = in_dtype(wide, DType::Bf16);
+    wide.inputs[2].ty.dtype = DType::F32;
+    let bf16 = |k, n| in_dtype(mlp(k, n), DType::Bf16);
+    for (sample, bytes) in [(mlp(24, 16), 4), (bf16(20, 16), 2), (bf16(24, 12), 2), (wide, 4)] {
+        let program = lowered(&sample);
+        let [Work::Gemm(gemm), Work::Launch(launch)] = program.work.as_slice() else {
+            panic!("{program:?}")
+        };
+        assert_eq!((gemm.out, gemm.gelu), (Pointer::Result(1), None));
+        let n = gemm.m * gemm.n;
+        let to_from = [Pointer::Result(0), Pointer::Result(1)].map(Arg::Pointer);
+        assert_eq!(launch.args, [to_from[0], to_from[1], Arg::I64(n as i64)]);
+        let dtype = if bytes == 2 { "X=bf16" } else { "X=f32" };
+        assert_eq!(launch.function.defines[0], dtype);
+    }
+    // Nothing is contracted: the bias, activated.
+    let program = lowered(&bf16(0, 16));
+    let [Work::Fill { to, .. }, Work::Launch(bias), Work::Launch(gelu)] = program.work.as_slice()
+    else {
+        panic!("{program:?}")
+    };
+    assert_eq!(*to, Pointer::Result(1));
+    assert_eq!([&bias.args[0], &gelu.args[1]], [&Arg::Pointer(Pointer::Result(1)); 2]);
+    assert_eq!(gelu.args[0], Arg::Pointer(Pointer::Result(0)));
 }
 
 #[test]

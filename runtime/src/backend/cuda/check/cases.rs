@@ -261,7 +261,8 @@ fn embedding() -> Vec<Case> {
 
 fn matmul() -> Vec<Case> {
     let mut res = Vec::new();
-    for (m, n, k) in [(1, 5, 3), (129, 257, 191), (64, 1000, 520), (300, 16, 1000)] {
+    let sizes = [(1, 5, 3), (1, 8, 16), (129, 257, 191), (64, 1000, 520), (300, 16, 1000)];
+    for (m, n, k) in sizes {
         for (transpose_a, transpose_b) in [(false, false), (false, true), (true, false)] {
             let a: &[u64] = if transpose_a { &[k, m] } else { &[m, k] };
             let b: &[u64] = if transpose_b { &[n, k] } else { &[k, n] };
@@ -273,7 +274,10 @@ fn matmul() -> Vec<Case> {
                 res.extend(floats(Matmul { bias: true, ..op.clone() }, &[a, b, row]));
                 let both = Matmul { bias: true, accumulate: true, ..op.clone() };
                 res.extend(floats(both, &[a, b, c, row]));
+                let mlp = Matmul { bias: true, gelu: true, ..op.clone() };
+                res.extend(floats(mlp, &[a, b, row]));
             }
+            res.extend(floats(Matmul { gelu: true, ..op.clone() }, &[a, b]));
             // Gradients of weights: bf16 operands, summed up in f32.
             for accumulate in [false, true] {
                 let op = Matmul { accumulate, out: Some(DType::F32), ..op.clone() };
