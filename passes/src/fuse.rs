@@ -5,6 +5,7 @@
 //! add x, (matmul)                     matmul onto x, one after the other where there are several
 //! bias_add (matmul), b                matmul with a bias
 //! add x, (norm_grad).dx               norm_grad with a residual
+//! ce_stats_grad (ce_loss_grad), ..    cross_entropy, with the loss and all before it
 //! norm (add x, y)                     norm with a residual, which gives the sum as well
 //! cast (adamw).p                      adamw that gives p in both types
 //! slice (embedding_grad)              embedding_grad of the rows held
@@ -17,6 +18,7 @@
 //! the makers of its operands. A maker that is earlier than what it is to add moves to its reader.
 
 mod add;
+mod cross_entropy;
 mod widen;
 
 use cranelift_entity::SecondaryMap;
@@ -100,6 +102,7 @@ impl<'a> Walk<'a> {
             },
             Op::Add(_) => self.add(node),
             Op::BiasAdd(_) => self.bias(node),
+            Op::CeStatsGrad(_) => self.cross_entropy(node),
             Op::RmsNorm(_) | Op::LayerNorm(_) => self.residual(node),
             Op::Collective(ref it) if it.kind == CollectiveKind::Slice => self.slice(node),
             _ => (),
