@@ -2,10 +2,10 @@
 
 use ir::ops::{
     Activation, ActivationGrad, ActivationKind, Adam, AdamW, Add, Attention, AttentionGrad,
-    BiasAdd, Cast, CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, CrossEntropy, Dropout, Embedding,
-    EmbeddingGrad, Glu, GluGrad, GluKind, LayerNorm, LayerNormGrad, LocalBound, Matmul, Mul,
-    Number, Op, OpKind, RmsNorm, RmsNormGrad, Rope, Sample, SampleInput, Scale, Sgd, SumLeading,
-    SumSquares, Tensor, Transpose, Values, apply,
+    BiasAdd, Cast, CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, CrossEntropy, Dropout,
+    Embedding, EmbeddingGrad, Glu, GluGrad, GluKind, LayerNorm, LayerNormGrad, LocalBound, Matmul,
+    Mul, Number, Op, OpKind, RmsNorm, RmsNormGrad, Rope, Sample, SampleInput, Scale, Sgd,
+    SumLeading, SumSquares, Tensor, Transpose, Values, apply,
 };
 use ir::{DType, TensorType};
 
