@@ -65,6 +65,7 @@ fn is_differentiable(kind: OpKind) -> bool {
         OpKind::AdamW,
         OpKind::ClipScale,
         OpKind::Collective,
+        OpKind::CrossEntropy,
         OpKind::Fill,
         OpKind::Sgd,
         OpKind::SumLeading,

@@ -113,6 +113,7 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         Op::Cast(_) | Op::Div(_) | Op::Mul(_) | Op::Scale(_) => elementwise::lower(call),
         Op::CeLoss(_) | Op::CeLossGrad(_) => cross_entropy::lower(call),
         Op::CeMax(_) | Op::CeStats(_) | Op::CeStatsGrad(_) => cross_entropy::lower(call),
+        Op::CrossEntropy(_) => cross_entropy::lower(call),
         Op::ClipScale(_) => clip_scale::lower(call),
         Op::Concat(_) | Op::PadDim(_) | Op::SliceDim(_) => copy::lower(call),
         Op::Dropout(_) => dropout::lower(call),

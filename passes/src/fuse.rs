@@ -6,6 +6,7 @@
 //! bias_add (matmul), b                matmul with a bias
 //! activation matmul                   matmul with a gelu, which gives the sum as well
 //! add x, (norm_grad).dx               norm_grad with a residual
+//! ce_stats_grad (ce_loss_grad), ..    cross_entropy, with the loss and all before it
 //! norm (add x, y)                     norm with a residual, which gives the sum as well
 //! cast (adamw).p                      adamw that gives p in both types
 //! slice (embedding_grad)              embedding_grad of the rows held
@@ -19,6 +20,7 @@
 
 mod activation;
 mod add;
+mod cross_entropy;
 mod widen;
 
 use cranelift_entity::SecondaryMap;
@@ -103,6 +105,7 @@ impl<'a> Walk<'a> {
             Op::Activation(_) => self.activation(node),
             Op::Add(_) => self.add(node),
             Op::BiasAdd(_) => self.bias(node),
+            Op::CeStatsGrad(_) => self.cross_entropy(node),
             Op::RmsNorm(_) | Op::LayerNorm(_) => self.residual(node),
             Op::Collective(ref it) if it.kind == CollectiveKind::Slice => self.slice(node),
             _ => (),

@@ -2,10 +2,10 @@
 
 use ir::ops::{
     Activation, ActivationGrad, ActivationKind, Adam, AdamW, Add, Attention, AttentionGrad,
-    BiasAdd, Cast, CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, Dropout, Embedding,
-    EmbeddingGrad, Glu, GluGrad, GluKind, LayerNorm, LayerNormGrad, LocalBound, Matmul, Mul,
-    Number, Op, OpKind, RmsNorm, RmsNormGrad, Rope, Sample, SampleInput, Scale, Sgd, SumLeading,
-    SumSquares, Tensor, Transpose, Values, apply,
+    BiasAdd, Cast, CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, CrossEntropy, Dropout,
+    Embedding, EmbeddingGrad, Glu, GluGrad, GluKind, LayerNorm, LayerNormGrad, LocalBound, Matmul,
+    Mul, Number, Op, OpKind, RmsNorm, RmsNormGrad, Rope, Sample, SampleInput, Scale, Sgd,
+    SumLeading, SumSquares, Tensor, Transpose, Values, apply,
 };
 use ir::{DType, TensorType};
 
@@ -225,6 +225,15 @@ fn cross_entropy() -> Vec<Case> {
             for case in samples.into_iter().flat_map(in_both) {
                 res.push(case.bounded(0, 1, bound));
             }
+        }
+    }
+    // Rows without a vector, that shared memory keeps whole (one with all that needs no asking), or in part.
+    for v in [3, 1003, 24_576, 32_000, 128_259] {
+        for (ignore_index, eps) in [(-100, 0.0), (1, 0.1)] {
+            let op = CrossEntropy { ignore_index, label_smoothing: eps.into() };
+            let sample = Sample::floats(op, &[&[ROWS, v], &[ROWS]]);
+            // Few labels, so that one of them is that which does not count.
+            res.extend(in_both(sample.fill(1, Values::Ids(v.min(7) as u32))));
         }
     }
     for ignore_index in [-100, 1] {
