@@ -578,7 +578,10 @@ fn guard<R>(rank: &mut Rank, job: impl FnOnce(&mut Rank) -> Result<R, RunError>)
         Err(RunError::Stopped) => (),
         Err(error) => rank.control.fail(rank.blame(error)),
     }
-    rank.control.report(rank.position());
+    rank.control.report(match rank.backend.at() {
+        Some(at) => format!("at {}", describe(&rank.plan, at)),
+        None => BETWEEN.to_string(),
+    });
     None
 }
 
