@@ -203,12 +203,23 @@ impl Comms {
         let nccl = Nccl::get()?;
         res.nccl = Some(nccl);
         let world = res.meet(nccl)?;
+        let mut unused = Some(world);
         for comm in used {
             let group = &bound.groups[comm];
-            let handle = res.split(nccl, world, (group.id as i32, group.index as i32))?;
+            let is_world = (0..control.n_ranks()).eq(group.members.iter().copied());
+            // A communicator takes half a GiB, so that of all ranks serves the plan where it can.
+            let handle = match unused.take_if(|_| is_world) {
+                Some(world) => world,
+                None => res.split(nccl, world, (group.id as i32, group.index as i32))?,
+            };
             res.handles[comm] = Some(handle);
         }
         Ok(res)
+    }
+
+    /// How many communicators there are.
+    pub fn n_open(&self) -> usize {
+        lock(&self.open).len()
     }
 
     /// NCCL's version, as `22809`, if it is used.
