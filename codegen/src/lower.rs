@@ -296,13 +296,17 @@ impl Lowering<'_> {
         self.push(data.section, instruction);
     }
 
-    /// What a value that no state holds is for.
+    /// What a value that no state holds is for. What `prepare` leaves is there for all steps.
     fn role(&self, value: Value, section: Section) -> Role {
         let section = plan_section(section);
         let later = |it: Section| plan_section(it) > section;
         let read = SECTIONS.iter().any(|&it| later(it) && self.uses.last_in(value, it).is_some());
         let stored = self.uses.stored[value].iter().any(|&it| later(it));
-        if read || stored || self.uses.result[value] { Role::Carried } else { Role::Temp }
+        match (read || stored || self.uses.result[value], section) {
+            (false, _) => Role::Temp,
+            (true, PlanSection::Prepare) => Role::State,
+            (true, PlanSection::Step | PlanSection::Update) => Role::Carried,
+        }
     }
 
     fn comm(&mut self, axes: AxisSet) -> Comm {

@@ -71,7 +71,12 @@ proptest! {
             let kept = expected.iter().filter(|kept| it.contains_key(kept.0));
             kept.map(|it| (it.0.clone(), *it.1)).collect()
         };
-        let found = interpret::plan(&lowered, interpret::ByBuffer::default(), |_| 0);
+        // What `prepare` leaves for a step is a state of the plan alone.
+        let known = |mut it: interpret::Outcome| {
+            it.retain(|name, _| expected.contains_key(name));
+            it
+        };
+        let found = known(interpret::plan(&lowered, interpret::ByBuffer::default(), |_| 0));
         prop_assert_eq!(&states(&found), &found, "lowered:\n{}", lowered);
         let mut choices = Choices(seed);
         for _ in 0..4 {
@@ -84,7 +89,7 @@ proptest! {
                 left -= 1;
                 favourite % n
             };
-            let found = interpret::plan(&plan, interpret::ByByte::default(), pick);
+            let found = known(interpret::plan(&plan, interpret::ByByte::default(), pick));
             prop_assert_eq!(&states(&found), &found, "planned:\n{}", plan);
         }
     }
@@ -189,14 +194,14 @@ fn broken_plans_are_reported() {
         results[0] = args[0];
     });
     check_caught("leave an arena of", |plan| plan.step_bytes -= 256);
-    check_caught("both survive a section", |plan| {
+    check_caught("both survive a step", |plan| {
         let param = plan.params[0].buffer;
         plan.buffers[plan.params[1].buffer].offset = plan.buffers[param].offset;
     });
     check_caught("has no offset", |plan| plan.buffers[plan.params[1].buffer].offset = None);
     check_caught("not a multiple of 256", |plan| {
-        plan.persistent_bytes += 1;
-        plan.buffers[plan.results[1].1].offset = Some(plan.persistent_bytes - 5);
+        plan.step_bytes += 1;
+        plan.buffers[plan.results[1].1].offset = Some(plan.step_bytes - 5);
     });
     check_caught("is recorded twice", |plan| {
         let step = &mut plan.sections[PlanSection::Step as usize];

@@ -230,6 +230,8 @@ pub enum Checkpoint {
     Full,
     /// Keep what these ops make (text IR names), recompute the rest.
     Selective(Vec<String>),
+    /// Recompute what these ops make, keep the rest.
+    Recompute(Vec<String>),
 }
 
 /// A parameter of the model and what the compiler made for it.

@@ -71,9 +71,9 @@ pub struct Plan {
     pub buffers: PrimaryMap<Buffer, BufferData>,
     /// Instructions of `prepare`, `step` and `update`.
     pub sections: [Vec<Instruction>; 3],
-    /// Bytes of the arena of what survives a section.
+    /// Bytes of the arena of what survives a step.
     pub persistent_bytes: u64,
-    /// Bytes of the arena of temporaries.
+    /// Bytes of the arena of temporaries, and of what `step` leaves for `update`.
     pub step_bytes: u64,
     /// The model's parameters, for init, weights and checkpoints.
     pub params: Vec<PlanParam>,
@@ -99,6 +99,10 @@ impl PlanSection {
     /// In running order.
     pub const ALL: [PlanSection; 3] =
         [PlanSection::Prepare, PlanSection::Step, PlanSection::Update];
+
+    /// Sections between which the arena of a step keeps what is carried, in running order.
+    pub const TIMELINES: [&[PlanSection]; 2] =
+        [&[PlanSection::Prepare], &[PlanSection::Step, PlanSection::Update]];
 
     /// The spelling in text IR.
     pub fn name(self) -> &'static str {
@@ -145,7 +149,7 @@ pub enum Role {
     State,
     /// Written by the runtime.
     Input,
-    /// Made in a section, read in a later one: in `step`, mostly, for `update`.
+    /// Made in `step` for `update`, or in either for the runtime: there until the step is over.
     Carried,
     /// Lives within one section.
     Temp,
@@ -154,9 +158,9 @@ pub enum Role {
 /// The two lifetimes of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Arena {
-    /// Allocated once.
+    /// What is there stays.
     Persistent,
-    /// Reused within a section.
+    /// Reused within a step.
     Step,
 }
 
@@ -164,8 +168,8 @@ impl Role {
     /// Where buffers of this role live.
     pub fn arena(self) -> Arena {
         match self {
-            Role::Param | Role::State | Role::Input | Role::Carried => Arena::Persistent,
-            Role::Temp => Arena::Step,
+            Role::Param | Role::State | Role::Input => Arena::Persistent,
+            Role::Carried | Role::Temp => Arena::Step,
         }
     }
 
@@ -288,6 +292,16 @@ impl Instruction {
 }
 
 impl Plan {
+    /// Instructions of some sections, one after the other, with their place.
+    pub fn timeline<'a>(
+        &'a self,
+        sections: &'a [PlanSection],
+    ) -> impl Iterator<Item = ((PlanSection, usize), &'a Instruction)> {
+        sections.iter().flat_map(move |&section| {
+            self.section(section).iter().enumerate().map(move |it| ((section, it.0), it.1))
+        })
+    }
+
     /// Instructions of a section.
     pub fn section(&self, section: PlanSection) -> &[Instruction] {
         &self.sections[section as usize]

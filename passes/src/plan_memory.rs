@@ -1,8 +1,9 @@
 //! `plan-memory`: an offset for every buffer.
 //!
-//! What survives a section gets bytes of its own, in order. Temporaries of all sections share one
+//! What survives a step gets bytes of its own, in order. Temporaries of all sections share one
 //! arena: a walk in issue order takes the smallest hole that fits at a buffer's first use and gives it
-//! back after its last. A result takes over the bytes of an operand that dies where the op allows it
+//! back after its last. `step` and `update` are one walk, and what one leaves for the other is there to
+//! the end, so gradients take the place of activations. A result takes over the bytes of an operand that dies where the op allows it
 //! ([`ir::ops::OpDef::in_place`]). Streams run concurrently, so a hole carries the clock of its last tenants'
 //! uses, and only an instruction that is ordered after all of them may have it.
 
@@ -40,8 +41,8 @@ impl Pass<Plan> for PlanMemory {
             }
         }
         plan.step_bytes = 0;
-        for section in PlanSection::ALL {
-            let (offsets, end) = pack(plan, section, &bytes);
+        for sections in PlanSection::TIMELINES {
+            let (offsets, end) = pack(plan, sections, &bytes);
             for (buffer, offset) in offsets {
                 plan.buffers[buffer].offset = Some(offset);
             }
@@ -60,21 +61,25 @@ fn aligned_bytes(plan: &Plan) -> SecondaryMap<Buffer, u64> {
     res
 }
 
-/// Offsets of the temporaries of a section, and where the last of them ends.
+/// Offsets of what a timeline has in the step's arena, and where the last of it ends.
 fn pack(
     plan: &Plan,
-    section: PlanSection,
+    sections: &[PlanSection],
     bytes: &SecondaryMap<Buffer, u64>,
 ) -> (Vec<(Buffer, u64)>, u64) {
-    let spans = plan.spans(section);
+    let spans = plan.spans(sections);
     let mut clocks = Clocks::new(plan.streams.len(), plan.events);
     let zero: Clock = smallvec![0; plan.streams.len()];
     let mut used: SecondaryMap<Buffer, Clock> = SecondaryMap::with_default(zero);
     let mut offset_of: SecondaryMap<Buffer, u64> = SecondaryMap::new();
     let mut arena = Holes::default();
     let mut res = Vec::new();
-    for (index, instruction) in plan.section(section).iter().enumerate() {
+    for (index, (at, instruction)) in plan.timeline(sections).enumerate() {
         let stream = instruction.stream();
+        if at.1 == 0 {
+            clocks.meet();
+            arena.settle(clocks.of(Stream::new(0)));
+        }
         match instruction {
             Instruction::Record { event, .. } => {
                 clocks.record(*event, stream);
@@ -258,7 +263,7 @@ mod tests {
   buffer %p : f32[16, 4] @ [dp, _] param
   buffer %x : f32[8, 8] @ [_, _] input
   buffer %half : f32[8, 8] @ [dp, _] input
-  buffer %out : f32[8, 8] @ [_, _] carried
+  buffer %out : f32[8, 8] @ [_, _] state
 {temps}  step:
 {step}}}
 "

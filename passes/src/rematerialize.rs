@@ -1,8 +1,8 @@
 //! `rematerialize`: computes again in the backward pass what is too large to keep until then.
 //!
 //! Two policies, one mechanism. Gathered weights of a unit with `reshard_after_forward` are gathered
-//! again; activations of a checkpointed unit are computed again from what entered it, by clones of
-//! the very nodes that made them, collectives and their axes included. A clone is placed in front of
+//! again; activations of a checkpointed unit are computed again from what entered it, or from what is
+//! kept of it, by clones of the very nodes that made them, collectives and their axes included. A clone is placed in front of
 //! the first backward node that needs it.
 //!
 //! ```text
@@ -73,6 +73,7 @@ fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
                 Checkpoint::None => false,
                 Checkpoint::Full => true,
                 Checkpoint::Selective(kept) => !kept.iter().any(|it| it == name(&data.op)),
+                Checkpoint::Recompute(ops) => ops.iter().any(|it| it == name(&data.op)),
             }
         };
     }
@@ -93,7 +94,7 @@ fn unit(graph: &Graph, node: Node) -> u32 {
     graph.scopes[graph.nodes[node].scope].unit
 }
 
-/// What a selective policy calls an op: its text name, or that of the kind of collective.
+/// What a policy calls an op: its text name, or that of the kind of collective.
 fn name(op: &Op) -> &'static str {
     match op {
         Op::Collective(it) => it.kind.name(),

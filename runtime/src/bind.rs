@@ -11,7 +11,7 @@ use cranelift_entity::{EntityRef, PrimaryMap};
 use ir::ops::{BoundAt, CollectiveKind, LocalBound};
 use ir::placement::{AxisSet, Coord, CopyRuns, Mesh, ReduceOp, copy_runs};
 use ir::plan::{
-    Arena, Buffer, BufferData, Comm, Event, Instruction, Part, Plan, PlanSection, Stream,
+    Arena, Buffer, BufferData, Comm, Event, Instruction, Part, Plan, PlanSection, Role, Stream,
 };
 use ir::{DType, Op, Phase, TensorType};
 use smallvec::SmallVec;
@@ -52,6 +52,8 @@ pub struct BoundBuffer {
     pub extents: SmallVec<[usize; 4]>,
     /// Elements, padding included.
     pub len: usize,
+    /// What it is for.
+    pub role: Role,
     /// Where it lives.
     pub arena: Arena,
     /// Byte offset there, a multiple of the element size.
@@ -336,6 +338,7 @@ fn bind_buffer(plan: &Plan, buffer: Buffer, coord: &[u32]) -> BoundBuffer {
         len: shape.iter().product(),
         shape,
         extents: sizes(&data.sharding.extents(&data.ty.shape, &plan.mesh, coord)),
+        role: data.role,
         arena: data.role.arena(),
         offset: data.offset.expect("checked before binding") as usize,
     }

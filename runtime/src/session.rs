@@ -24,7 +24,7 @@ use ir::DType;
 use ir::graph::Name;
 use ir::ops::Tensor;
 use ir::placement::{CopyRuns, DimLayout, ReduceOp, copy_runs, for_each_copy};
-use ir::plan::{Arena, Buffer, Plan, PlanSection, Role};
+use ir::plan::{Buffer, Plan, PlanSection, Role};
 use ir::random::{philox4x32_10, stream_key};
 use smallvec::SmallVec;
 
@@ -349,9 +349,9 @@ impl Session {
     fn persistent(&self, name: &str) -> Result<Buffer, RunError> {
         let unknown = || RunError::UnknownBuffer { name: name.to_string() };
         let buffer = self.plan.buffer(name).ok_or_else(unknown)?;
-        match self.plan.buffers[buffer].role.arena() {
-            Arena::Persistent => Ok(buffer),
-            Arena::Step => Err(RunError::NotPersistent { name: name.to_string() }),
+        match self.plan.buffers[buffer].role {
+            Role::Param | Role::State | Role::Input | Role::Carried => Ok(buffer),
+            Role::Temp => Err(RunError::NotPersistent { name: name.to_string() }),
         }
     }
 
@@ -775,7 +775,7 @@ mod tests {
                 name: sharding.to_string(),
                 ty: TensorType::new(DType::F32, &[8]),
                 sharding: Sharding::parse(sharding, &plan.mesh).expect("a sharding"),
-                role: Role::Carried,
+                role: Role::State,
                 offset: Some(offset),
             })
         };

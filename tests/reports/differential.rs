@@ -80,7 +80,11 @@ fn model(it: &mut Choices) -> String {
     line(it.perhaps(&["sequence_parallel: true"]));
     line(it.perhaps(&["micro_batches: 2", "micro_batches: 3"]));
     line(it.perhaps(&["reduce_gradients: LastMicroBatch"]));
-    line(it.perhaps(&["checkpoint: Full", "checkpoint: Selective([\"attention\"])"]));
+    line(it.perhaps(&[
+        "checkpoint: Full",
+        "checkpoint: Selective([\"attention\"])",
+        "checkpoint: Recompute([\"glu\", \"rms_norm\"])",
+    ]));
     line(it.perhaps(&["clip_norm: 0.5"]));
     line(it.perhaps(&["tied: [(\"head.weight\", \"embed.weight\")]"]));
     line(it.perhaps(&["frozen: [\"*.up_proj.weight\"]", "frozen: [\"embed.weight\"]"]));

@@ -79,7 +79,7 @@ pub struct MemoryView {
     total_bytes: u64,
     persistent_bytes: u64,
     step_bytes: u64,
-    /// Bytes of what survives a section, by role.
+    /// Bytes of what survives a step, by role.
     kept: Vec<RoleView>,
     peak: Option<PeakView>,
 }
@@ -110,7 +110,7 @@ impl MemoryView {
     /// Counts.
     pub fn of(plan: &Plan) -> MemoryView {
         let profile = memory_profile(plan);
-        let kept = [Role::Param, Role::State, Role::Input, Role::Carried].map(|role| {
+        let kept = [Role::Param, Role::State, Role::Input].map(|role| {
             let of_role = plan.buffers.iter().filter(|it| it.1.role == role);
             let sizes: Vec<u64> = of_role.map(|it| plan.local_bytes(it.0)).collect();
             RoleView { role, tensors: sizes.len() as u64, bytes: sizes.iter().sum() }

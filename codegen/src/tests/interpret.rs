@@ -190,18 +190,22 @@ fn execute(plan: &Plan, instruction: &Instruction, memory: &mut impl Memory) {
 
 /// Whether a plan is sound, decided slowly: all orders that streams allow, pair by pair.
 pub(super) fn is_sound(plan: &Plan) -> bool {
-    let mut written: Vec<Buffer> = Vec::new();
-    PlanSection::ALL.into_iter().all(|section| {
+    let mut tenant: BTreeMap<(bool, u64), Buffer> = BTreeMap::new();
+    let sections = PlanSection::ALL.into_iter().all(|section| {
         let instructions = plan.section(section);
         let before = happens_before(instructions);
-        reads_what_it_means(plan, instructions, &mut written)
+        let carries = section == PlanSection::Update;
+        tenant.retain(|_, it| carries && plan.buffers[*it].role == Role::Carried);
+        reads_what_it_means(plan, instructions, &mut tenant)
             && (0..instructions.len()).all(|then| {
                 (0..then).all(|first| {
                     before[then][first]
                         || !conflict(plan, &instructions[first], &instructions[then])
                 })
             })
-    })
+    });
+    let held = |it: Buffer| pieces(plan, it).all(|piece| tenant.get(&piece) == Some(&it));
+    sections && plan.results.iter().all(|it| held(it.1))
 }
 
 /// For each instruction, those that are over when it starts.
@@ -238,12 +242,10 @@ fn conflict(plan: &Plan, a: &Instruction, b: &Instruction) -> bool {
 fn reads_what_it_means(
     plan: &Plan,
     instructions: &[Instruction],
-    written: &mut Vec<Buffer>,
+    tenant: &mut BTreeMap<(bool, u64), Buffer>,
 ) -> bool {
-    let mut tenant: BTreeMap<(bool, u64), Buffer> = BTreeMap::new();
     for (buffer, data) in &plan.buffers {
-        let there = matches!(data.role, Role::Param | Role::State | Role::Input);
-        if there || (data.role == Role::Carried && written.contains(&buffer)) {
+        if matches!(data.role, Role::Param | Role::State | Role::Input) {
             pieces(plan, buffer).for_each(|it| _ = tenant.insert(it, buffer));
         }
     }
@@ -253,7 +255,6 @@ fn reads_what_it_means(
             return false;
         }
         for buffer in instruction.writes() {
-            written.push(buffer);
             pieces(plan, buffer).for_each(|it| _ = tenant.insert(it, buffer));
         }
         let held = |it: Buffer| pieces(plan, it).all(|piece| tenant.get(&piece) == Some(&it));

@@ -13,7 +13,7 @@ use cranelift_entity::EntityRef;
 /// For each stream, the time up to which it is done.
 pub type Clock = SmallVec<[u32; 8]>;
 
-/// Clocks of all streams of a section, as its instructions are walked in issue order.
+/// Clocks of all streams, as its instructions are walked in issue order.
 #[derive(Debug, Clone)]
 pub struct Clocks {
     now: Vec<Clock>,
@@ -46,6 +46,12 @@ impl Clocks {
         let Some(event) = &self.recorded[event.index()] else { return false };
         join(&mut self.now[stream.index()], event);
         true
+    }
+
+    /// A section ends: what any stream has been given is over when the next one starts.
+    pub fn meet(&mut self) {
+        let now: Clock = self.now.iter().enumerate().map(|(stream, it)| it[stream]).collect();
+        self.now.fill(now);
     }
 
     /// What is over when the next instruction of `stream` starts.

@@ -2,20 +2,20 @@
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 
-use crate::plan::{Arena, Buffer, Plan, PlanSection};
+use crate::plan::{Arena, Buffer, Plan, PlanSection, Role};
 
 /// Memory of one rank. Liveness is in issue order; streams may keep bytes a little longer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MemoryProfile {
-    /// Bytes of the arena of what survives a section.
+    /// Bytes of the arena of what survives a step.
     pub persistent_bytes: u64,
-    /// Bytes of the arena of temporaries.
+    /// Bytes of the arena of a step.
     pub step_bytes: u64,
-    /// Bytes of temporaries that are live at once, at most: what no plan can do without.
+    /// Bytes of that which are live at once, at most: what no plan can do without.
     pub live_bytes: u64,
     /// The instruction at which they are; `None` for a plan without temporaries.
     pub peak: Option<(PlanSection, usize)>,
-    /// The largest temporaries at the peak, with their bytes, largest first.
+    /// The largest buffers of the step's arena at the peak, with their bytes, largest first.
     pub largest: Vec<(Buffer, u64)>,
 }
 
@@ -38,31 +38,29 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
         peak: None,
         largest: Vec::new(),
     };
-    for section in PlanSection::ALL {
-        let spans = plan.spans(section);
-        let mut deltas = vec![0_i64; plan.section(section).len() + 1];
-        let spans = spans.iter().filter_map(|it| Some((it.0, (*it.1)?)));
-        for (buffer, (first, last)) in spans {
+    for sections in PlanSection::TIMELINES {
+        let at: Vec<(PlanSection, usize)> = plan.timeline(sections).map(|it| it.0).collect();
+        let spans = plan.spans(sections);
+        let mut deltas = vec![0_i64; at.len() + 1];
+        let spans = || spans.iter().filter_map(|it| Some((it.0, (*it.1)?)));
+        for (buffer, (first, last)) in spans() {
             let bytes = plan.local_bytes(buffer) as i64;
-            deltas[first + usize::from(plan.takes_over(section, first, buffer))] += bytes;
-            deltas[last + 1] -= bytes;
+            deltas[first + usize::from(plan.takes_over(at[first], buffer))] += bytes;
+            deltas[last.saturating_add(1).min(at.len())] -= bytes;
         }
         let mut live = 0;
-        for (index, delta) in deltas.into_iter().enumerate() {
+        let mut peak = None;
+        for (index, delta) in deltas.into_iter().enumerate().take(at.len()) {
             live += delta;
             if live as u64 > res.live_bytes {
                 res.live_bytes = live as u64;
-                res.peak = Some((section, index));
+                peak = Some(index);
             }
         }
-    }
-    if let Some((section, index)) = res.peak {
-        let spans = plan.spans(section);
-        let live = spans.iter().filter_map(|(buffer, it)| {
-            let &(first, last) = it.as_ref()?;
-            (first <= index && index <= last).then(|| (buffer, plan.local_bytes(buffer)))
-        });
-        res.largest = live.collect();
+        let Some(index) = peak else { continue };
+        res.peak = Some(at[index]);
+        let live = spans().filter(|&(_, (first, last))| first <= index && index <= last);
+        res.largest = live.map(|it| (it.0, plan.local_bytes(it.0))).collect();
         res.largest.sort_by_key(|&(buffer, bytes)| (std::cmp::Reverse(bytes), buffer.index()));
         res.largest.truncate(N_LARGEST);
     }
@@ -71,7 +69,7 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
 
 impl Plan {
     /// Whether `buffer`, made by an instruction, takes over the bytes of an operand of that.
-    fn takes_over(&self, section: PlanSection, index: usize, buffer: Buffer) -> bool {
+    fn takes_over(&self, (section, index): (PlanSection, usize), buffer: Buffer) -> bool {
         let data = &self.buffers[buffer];
         let reads = self.section(section)[index].reads();
         let mut others = reads.iter().filter(|&&it| it != buffer).map(|&it| &self.buffers[it]);
@@ -79,15 +77,19 @@ impl Plan {
             && others.any(|it| it.offset == data.offset && it.role.arena() == Arena::Step)
     }
 
-    /// For each temporary of a section, the first and the last instruction that touches it.
-    pub fn spans(&self, section: PlanSection) -> SecondaryMap<Buffer, Option<(usize, usize)>> {
+    /// For each buffer of the step's arena, the first and the last instruction of a timeline that
+    /// touches it; what is carried is there to the end.
+    pub fn spans(&self, sections: &[PlanSection]) -> SecondaryMap<Buffer, Option<(usize, usize)>> {
         let mut res: SecondaryMap<Buffer, Option<(usize, usize)>> = SecondaryMap::new();
         res.resize(self.buffers.len());
-        for (index, instruction) in self.section(section).iter().enumerate() {
+        for (index, (_, instruction)) in self.timeline(sections).enumerate() {
             for buffer in instruction.reads().into_iter().chain(instruction.writes()) {
-                if self.buffers[buffer].role.arena() == Arena::Step {
-                    res[buffer].get_or_insert((index, index)).1 = index;
-                }
+                let last = match self.buffers[buffer].role {
+                    Role::Temp => index,
+                    Role::Carried => usize::MAX,
+                    Role::Param | Role::State | Role::Input => continue,
+                };
+                res[buffer].get_or_insert((index, last)).1 = last;
             }
         }
         res

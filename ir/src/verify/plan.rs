@@ -9,7 +9,7 @@
 //!   only. Every part of a collective is the step that its kind and axes say. A copy changes nothing.
 //! * A result is made in the buffer of an operand only where the op works in place.
 //! * A buffer is written before it is read. Parameters, states and inputs are there from the start; what
-//!   one section leaves for another is no temporary.
+//!   `step` leaves for `update` is no temporary, and what `prepare` leaves is a state.
 //! * **No races.** Instructions that touch the same buffer, one of them writing, are ordered: by their
 //!   stream, or by an event. Streams are otherwise taken to run at any speed.
 //! * An event is recorded once and waited for after that, in the same section. So waiting is acyclic,
@@ -19,9 +19,9 @@
 //!
 //! `Lowered`: everything is on the compute stream.
 //!
-//! `Planned`: every buffer is inside its arena, aligned; those that survive a section do not overlap. The
+//! `Planned`: every buffer is inside its arena, aligned; those that survive a step do not overlap. The
 //! two rules above hold by *byte*: whoever takes over the bytes of a temporary is ordered after all uses of
-//! that, and nobody reads it any more. The bytes of an operand of its own an op may take over where it works
+//! that, and nobody reads it any more; a result is there when the step is over. The bytes of an operand of its own an op may take over where it works
 //! in place, all of them and no others.
 
 use std::collections::BTreeMap;
@@ -164,7 +164,7 @@ impl<'a> Cx<'a> {
         }
         for (name, buffer) in &plan.results {
             let data = &plan.buffers[*buffer];
-            if data.role.arena() != Arena::Persistent {
+            if data.role == Role::Temp {
                 self.buffer(*buffer, format!("holds the result `{name}`, and is a temporary"));
             }
             if !data.sharding.sharded_axes().union(data.sharding.partial_axes()).is_empty() {
@@ -320,7 +320,7 @@ impl<'a> Cx<'a> {
         for pair in persistent.windows(2) {
             if pair[1].0 < pair[0].1 {
                 let name = &plan.buffers[pair[0].2].name;
-                self.buffer(pair[1].2, format!("overlaps %{name}, and both survive a section"));
+                self.buffer(pair[1].2, format!("overlaps %{name}, and both survive a step"));
             }
         }
         valid
@@ -338,28 +338,49 @@ impl<'a> Cx<'a> {
                 Role::Carried | Role::Temp => false,
             };
         }
-        for section in PlanSection::ALL {
-            let mut walk = Walk {
-                cx: self,
-                clocks: Clocks::new(plan.streams.len(), plan.events),
-                contents: &mut contents,
-                tenants: BTreeMap::new(),
-                bytes,
-                at: (section, 0),
-            };
-            for (index, instruction) in plan.section(section).iter().enumerate() {
-                walk.at = (section, index);
-                walk.instruction(instruction);
-            }
-            for (buffer, data) in &plan.buffers {
-                let content = &mut contents[buffer];
-                content.write = None;
-                content.reads.clear();
-                if data.role == Role::Temp {
-                    content.there = false;
+        for sections in PlanSection::TIMELINES {
+            let mut tenants = BTreeMap::new();
+            for &section in sections {
+                let mut walk = Walk {
+                    cx: self,
+                    clocks: Clocks::new(plan.streams.len(), plan.events),
+                    contents: &mut contents,
+                    tenants: &mut tenants,
+                    bytes,
+                    at: (section, 0),
+                };
+                for (index, instruction) in plan.section(section).iter().enumerate() {
+                    walk.at = (section, index);
+                    walk.instruction(instruction);
                 }
+                end_section(plan, &mut contents);
+            }
+            self.results(&contents);
+            for (buffer, data) in &plan.buffers {
+                contents[buffer].there &= data.role.arena() == Arena::Persistent;
             }
         }
+    }
+
+    /// What the runtime reads after a step is still there.
+    fn results(&mut self, contents: &SecondaryMap<Buffer, Content>) {
+        for (name, buffer) in &self.plan.results {
+            if let Some(other) = contents[*buffer].lost_to {
+                let other = &self.plan.buffers[other].name;
+                let message = format!("holds the result `{name}`, and its bytes hold %{other}");
+                self.buffer(*buffer, message);
+            }
+        }
+    }
+}
+
+/// All streams are done, and temporaries with them.
+fn end_section(plan: &Plan, contents: &mut SecondaryMap<Buffer, Content>) {
+    for (buffer, data) in &plan.buffers {
+        let content = &mut contents[buffer];
+        content.write = None;
+        content.reads.clear();
+        content.there &= data.role != Role::Temp;
     }
 }
 
@@ -389,8 +410,8 @@ struct Walk<'a, 'b> {
     cx: &'b mut Cx<'a>,
     clocks: Clocks,
     contents: &'b mut SecondaryMap<Buffer, Content>,
-    /// Who was the last to write bytes of the arena of temporaries: start -> (end, buffer).
-    tenants: BTreeMap<u64, (u64, Buffer)>,
+    /// Who was the last to write bytes of the step's arena: start -> (end, buffer).
+    tenants: &'b mut BTreeMap<u64, (u64, Buffer)>,
     bytes: Option<&'b SecondaryMap<Buffer, u64>>,
     at: (PlanSection, usize),
 }

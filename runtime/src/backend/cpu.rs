@@ -17,7 +17,7 @@ use half::slice::HalfFloatSliceExt;
 use ir::DType;
 use ir::ops::{LocalCx, View, ViewMut};
 use ir::placement::{ReduceOp, for_each_copy};
-use ir::plan::{Arena, Buffer, Event, PlanSection, Stream};
+use ir::plan::{Arena, Buffer, Event, PlanSection, Role, Stream};
 use smallvec::SmallVec;
 
 use crate::bind::{At, BoundBuffer, BoundPart, BoundPlan, CollectiveCall, ComputeCall, CopyCall};
@@ -47,6 +47,8 @@ pub struct CpuBackend {
     posts: Vec<Post>,
     queues: Queues,
     at: Option<At>,
+    /// Bytes of the step's arena in which something is carried to `update`, in order.
+    carried: Vec<(usize, usize)>,
     /// Of the section at work, or that ran last, while times are kept.
     times: Option<Times>,
 }
@@ -96,6 +98,10 @@ impl CpuBackend {
     /// A backend for one rank, with its arenas zeroed.
     pub fn new(plan: Arc<BoundPlan>, world: Arc<World>, options: CpuOptions) -> CpuBackend {
         let [persistent, step] = plan.arenas.map(|it| Bytes::zeroed(it as usize));
+        let carried = plan.buffers.values().filter(|it| it.role == Role::Carried);
+        let mut carried: Vec<(usize, usize)> =
+            carried.map(|it| (it.offset, it.offset + it.bytes())).collect();
+        carried.sort();
         CpuBackend {
             memory: Memory { persistent, step },
             queues: Queues::new(plan.streams),
@@ -105,8 +111,21 @@ impl CpuBackend {
             scratch: Scratch::default(),
             posts: Vec::new(),
             at: None,
+            carried,
             times: None,
         }
+    }
+
+    /// Overwrites what `section` may not find: temporaries, and what earlier steps carried. All ones is
+    /// NaN, as f32 and as bf16.
+    fn forget(&mut self, section: PlanSection) {
+        let Memory { step, .. } = &mut self.memory;
+        let (mut from, all) = (0, step.all_mut());
+        for &(start, end) in self.carried.iter().filter(|_| section == PlanSection::Update) {
+            all[from..start.max(from)].fill(0xff);
+            from = end.max(from);
+        }
+        all[from..].fill(0xff);
     }
 
     fn run_compute(&mut self, call: &ComputeCall) -> Result<(), RunError> {
@@ -284,8 +303,7 @@ impl Backend for CpuBackend {
             *times = Times { began: Instant::now(), spans: Vec::new() };
         }
         if self.options.check {
-            // Temporaries do not outlive a section; all ones is NaN, as f32 and as bf16.
-            self.memory.step.all_mut().fill(0xff);
+            self.forget(section);
         }
         Ok(())
     }
@@ -535,6 +553,7 @@ mod tests {
             shape: shape.into(),
             extents: extents.into(),
             len: shape.iter().product(),
+            role: Role::Temp,
             arena: Arena::Step,
             offset: 0,
         }

@@ -25,6 +25,7 @@ pub mod watch;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ir::plan::{ALIGN, Arena, Buffer, Event, Instruction, Plan, PlanSection, Stream, StreamKind};
@@ -306,17 +307,23 @@ impl CudaBackend {
         streams.iter().map(name).collect()
     }
 
-    /// Ends collectives that wait for other ranks, and waits for the streams, for some time.
-    fn abort(&self) {
-        if let Some(comms) = &self.comms {
-            comms.abort();
-        }
-        let began = Instant::now();
-        let watch = Watch::new();
-        let at_work = || self.streams.iter().any(|it| matches!(it.is_done(), Ok(false)));
-        while at_work() && began.elapsed() < ABORT_TIMEOUT {
-            watch.pause();
-        }
+    /// Ends collectives that wait for other ranks, and waits for the streams, for some time. Nothing runs
+    /// on them any more afterwards.
+    fn abort(&mut self) {
+        let CudaBackend { comms, sections, streams, .. } = self;
+        thread::scope(|scope| {
+            if let Some(comms) = comms {
+                // NCCL stops its kernels at once, and returns when no graph has its calls any more.
+                scope.spawn(|| comms.abort());
+            }
+            let began = Instant::now();
+            let watch = Watch::new();
+            let at_work = || streams.iter().any(|it| matches!(it.is_done(), Ok(false)));
+            while at_work() && began.elapsed() < ABORT_TIMEOUT {
+                watch.pause();
+            }
+            sections.iter_mut().for_each(|it| it.graph = Recording::Impossible);
+        });
     }
 
     /// Records a section that has run, or says why it stays as it is.

@@ -264,7 +264,8 @@ impl Comms {
         Ok(())
     }
 
-    /// Ends all communicators, so that streams that wait for other ranks go on. From any thread.
+    /// Ends all communicators, so that streams that wait for other ranks go on. From any thread; returns
+    /// when no graph has calls of theirs any more.
     pub fn abort(&self) {
         let Some(nccl) = self.nccl else { return };
         let mut open = lock(&self.open);
@@ -373,25 +374,20 @@ impl Comms {
         Ok(handle)
     }
 
-    /// Waits until a communicator has taken what it was told.
+    /// Waits until a communicator has taken what it was told. A failure leaves aborting to who has the
+    /// graphs that hold its calls, which have to go first.
     fn settle(&self, nccl: &Nccl, handle: Handle, call: &'static str) -> Result<(), RunError> {
         let until = Instant::now() + self.options.timeout;
         loop {
             match self.status(nccl, handle)? {
                 SUCCESS => return Ok(()),
                 IN_PROGRESS => (),
-                status => {
-                    let error = self.cause(nccl, call, status, handle);
-                    self.abort();
-                    return Err(error);
-                }
+                status => return Err(self.cause(nccl, call, status, handle)),
             }
             if self.control.fault().is_some() {
-                self.abort();
                 return Err(RunError::Stopped);
             }
             if Instant::now() >= until {
-                self.abort();
                 let seconds = self.options.timeout.as_secs();
                 let status = format!(
                     "another rank did not come within {seconds} s; see what the others say, or give \

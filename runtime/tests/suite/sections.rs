@@ -2,7 +2,7 @@
 
 use ir::DType;
 use ir::graph::Init;
-use ir::ops::{Add, Cast, CollectiveKind, Matmul};
+use ir::ops::{Add, Cast, CollectiveKind, Matmul, Scale};
 use ir::placement::ReduceOp;
 use ir::plan::{Plan, PlanSection, Role};
 use runtime::{Batch, Session, SessionOptions};
@@ -164,7 +164,7 @@ fn reading_reduces_partial_values() {
 fn prepared_values_outlive_steps() {
     let mut builder = PlanBuilder::new(mesh("2"));
     let w = builder.param("w", &[5], "[dp]", Init::Normal { mean: 0.0, std: 1.0 });
-    let ready = builder.buffer("w.compute", Role::Carried, DType::Bf16, &[5], "[dp]");
+    let ready = builder.buffer("w.compute", Role::State, DType::Bf16, &[5], "[dp]");
     let read = builder.buffer("read", Role::State, DType::Bf16, &[5], "[dp]");
     builder.section = PlanSection::Prepare;
     builder.compute(Cast { to: DType::Bf16 }, &[w], &[ready]);
@@ -177,5 +177,36 @@ fn prepared_values_outlive_steps() {
     for step in 1..3 {
         session.step(&Batch::default(), 0.1, step).expect("runs");
         assert_eq!(session.read("read").expect("read").data, expect);
+    }
+}
+
+/// What a step carries is there in the update and after it, and nothing else is.
+#[test]
+fn carried_values_last_until_the_step_is_over() {
+    let mut builder = PlanBuilder::new(mesh("2"));
+    let x = builder.param("x", &[6], "[dp]", Init::Ones);
+    let early = builder.buffer("early", Role::Temp, DType::F32, &[6], "[dp]");
+    let carried = builder.buffer("carried", Role::Carried, DType::F32, &[6], "[dp]");
+    let late = builder.buffer("late", Role::Temp, DType::F32, &[6], "[dp]");
+    let seen = ["early", "carried", "late"]
+        .map(|it| builder.buffer(&format!("{it}.seen"), Role::State, DType::F32, &[6], "[dp]"));
+    let before = builder.buffer("before", Role::State, DType::F32, &[6], "[dp]");
+    builder.copy(carried, before);
+    for buffer in [early, carried, late] {
+        builder.compute(Scale { factor: 2.0.into() }, &[x], &[buffer]);
+    }
+    builder.section = PlanSection::Update;
+    for (from, to) in [early, carried, late].into_iter().zip(seen) {
+        builder.copy(from, to);
+    }
+    let session = session(&builder.plan);
+    for step in 1..3 {
+        session.step(&Batch::default(), 0.1, step).expect("runs");
+        let read = |name: &str| session.read(name).expect("read").data;
+        assert_eq!(read("carried"), [2.0; 6]);
+        assert_eq!(read("carried.seen"), [2.0; 6]);
+        for gone in ["before", "early.seen", "late.seen"] {
+            assert!(read(gone).iter().all(|it| it.is_nan()), "{gone}");
+        }
     }
 }

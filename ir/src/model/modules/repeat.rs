@@ -56,14 +56,17 @@ impl ModuleDef for Repeat {
     }
 }
 
-/// What selective checkpointing keeps are results of ops that exist, or of a kind of collective.
+/// What is kept or recomputed are results of ops that exist, or of a kind of collective.
 fn check_ops(checkpoint: &Checkpoint, at: At) -> Result<(), ModelError> {
-    let Checkpoint::Selective(kept) = checkpoint else { return Ok(()) };
+    let named = match checkpoint {
+        Checkpoint::None | Checkpoint::Full => return Ok(()),
+        Checkpoint::Selective(ops) | Checkpoint::Recompute(ops) => ops,
+    };
     let known = || {
         let ops = OpKind::ALL.iter().filter(|it| **it != OpKind::Collective);
         ops.map(|it| it.name()).chain(CollectiveKind::NAMES)
     };
-    match kept.iter().find(|it| !known().any(|op| op == it.as_str())) {
+    match named.iter().find(|it| !known().any(|op| op == it.as_str())) {
         None => Ok(()),
         Some(it) => {
             let known = known().map(str::to_string).collect();

@@ -156,7 +156,7 @@ impl<'a> Parser<'a> {
                 data.unit = self.cursor.number("the number of an FSDP unit")?;
             } else if self.cursor.eat_word("checkpoint") {
                 self.cursor.expect(b'=')?;
-                data.checkpoint = self.ron("None, Full or Selective([..])")?;
+                data.checkpoint = self.ron("None, Full, Selective([..]) or Recompute([..])")?;
             } else if self.cursor.eat_word("weight_mesh") {
                 self.cursor.expect(b'=')?;
                 data.weight_mesh = Some(self.axes(&draft.graph.mesh)?);
