@@ -293,10 +293,11 @@ impl Compiled {
             &mut res,
             "memory",
             &format!(
-                "{} a rank: {} kept, {} temporary at the peak",
+                "{} a rank: {} kept, {} temporary at the peak, {} scratch on a GPU",
                 bytes(memory.total_bytes()),
                 bytes(memory.persistent_bytes),
-                bytes(memory.step_bytes)
+                bytes(memory.step_bytes),
+                bytes(memory.workspace_bytes)
             ),
         );
         if let Some((section, index)) = memory.peak {

@@ -3,6 +3,7 @@
 mod lower;
 #[cfg(test)]
 mod tests;
+mod workspace;
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use ir::{Graph, Phase};
 use passes::{Dump, GRAPH_PASSES, PassError, PassManager, PlanMemory, ScheduleOverlap};
 
 pub use lower::lower;
+pub use workspace::add_workspaces;
 
 /// What the user may choose about compiling.
 #[derive(Debug, Clone, Default)]
@@ -46,8 +48,8 @@ pub struct CompileError {
     pub dumps: Vec<Dump>,
 }
 
-/// Compiles a graph in phase `Logical`: [`GRAPH_PASSES`], [`lower`], the options' [`ScheduleOverlap`]
-/// and [`PlanMemory`].
+/// Compiles a graph in phase `Logical`: [`GRAPH_PASSES`], [`lower`], the options' [`ScheduleOverlap`],
+/// [`add_workspaces`] and [`PlanMemory`].
 pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError> {
     let mut manager =
         PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
@@ -68,6 +70,8 @@ fn pipeline(
     let start = Instant::now();
     let mut plan = lower(&graph);
     manager.finish("lower", Phase::Lowered, &plan, start)?;
-    manager.run(&mut plan, &[&options.schedule, &PlanMemory])?;
+    manager.run(&mut plan, &[&options.schedule])?;
+    add_workspaces(&mut plan);
+    manager.run(&mut plan, &[&PlanMemory])?;
     Ok((plan, graph.moves))
 }

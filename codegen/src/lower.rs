@@ -66,7 +66,7 @@ fn plan_section(section: Section) -> PlanSection {
 
 fn empty_plan(graph: &Graph) -> Plan {
     let mut streams = PrimaryMap::new();
-    streams.push(StreamKind::Compute);
+    streams.push(StreamKind::Compute.into());
     Plan {
         name: graph.name.clone(),
         mesh: graph.mesh.clone(),

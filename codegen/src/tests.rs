@@ -213,13 +213,13 @@ fn broken_plans_are_reported() {
         step.retain(|it| !matches!(it, Instruction::Record { .. }));
     });
     check_caught("has collectives on", |plan| {
-        let other = plan.streams.push(StreamKind::Comm);
+        let other = plan.streams.push(StreamKind::Comm.into());
         if let Instruction::Collective { stream, .. } = collective(plan, "all_gather") {
             *stream = other;
         }
     });
     check_caught("computes on a stream for communication", |plan| {
-        let other = plan.streams.push(StreamKind::Comm);
+        let other = plan.streams.push(StreamKind::Comm.into());
         let step = &mut plan.sections[PlanSection::Step as usize];
         for instruction in step {
             if let Instruction::Compute { stream, .. } = instruction {

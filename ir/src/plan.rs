@@ -64,7 +64,7 @@ pub struct Plan {
     /// Communicators.
     pub comms: PrimaryMap<Comm, AxisSet>,
     /// Streams; the first is the compute stream.
-    pub streams: PrimaryMap<Stream, StreamKind>,
+    pub streams: PrimaryMap<Stream, StreamData>,
     /// Events are `0..events`.
     pub events: u32,
     /// All buffers.
@@ -111,6 +111,21 @@ impl PlanSection {
             PlanSection::Step => "step",
             PlanSection::Update => "update",
         }
+    }
+}
+
+/// A queue of instructions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamData {
+    /// What it is for.
+    pub kind: StreamKind,
+    /// Bytes of scratch on a GPU: as much as the instruction needs that needs most.
+    pub workspace: u64,
+}
+
+impl From<StreamKind> for StreamData {
+    fn from(kind: StreamKind) -> StreamData {
+        StreamData { kind, workspace: 0 }
     }
 }
 

@@ -82,7 +82,7 @@ fn assign_streams(plan: &mut Plan) {
     comms.sort();
     comms.dedup();
     for comm in comms {
-        of[comm] = Some(plan.streams.push(StreamKind::Comm));
+        of[comm] = Some(plan.streams.push(StreamKind::Comm.into()));
     }
     for instruction in plan.sections.iter_mut().flatten() {
         let comm = comm(instruction);

@@ -780,7 +780,7 @@ mod tests {
             })
         };
         let part = Part { src: buffer("[dp.tp]", 0), dst: buffer("[_]", 8) };
-        let stream = plan.streams.push(StreamKind::Comm);
+        let stream = plan.streams.push(StreamKind::Comm.into());
         let comm = plan.comms.push(plan.mesh.all());
         let kind = CollectiveKind::AllGather;
         let call = Instruction::Collective { kind, comm, parts: smallvec![part], stream };

@@ -79,6 +79,8 @@ pub struct MemoryView {
     total_bytes: u64,
     persistent_bytes: u64,
     step_bytes: u64,
+    /// Scratch of all streams, on a GPU.
+    workspace_bytes: u64,
     /// Bytes of what survives a step, by role.
     kept: Vec<RoleView>,
     peak: Option<PeakView>,
@@ -119,6 +121,7 @@ impl MemoryView {
             total_bytes: profile.total_bytes(),
             persistent_bytes: profile.persistent_bytes,
             step_bytes: profile.step_bytes,
+            workspace_bytes: profile.workspace_bytes,
             kept: kept.into_iter().collect(),
             peak: PeakView::of(plan, &profile),
         }
@@ -131,8 +134,9 @@ impl MemoryView {
             kept.row([it.role.name().to_string(), it.tensors.to_string(), bytes(it.bytes)]);
         }
         let mut res = format!(
-            "\n{} a rank\n\nkept: {}\n{}",
+            "\n{} a rank, {} of it scratch on a GPU\n\nkept: {}\n{}",
             bytes(self.total_bytes),
+            bytes(self.workspace_bytes),
             bytes(self.persistent_bytes),
             kept.text()
         );

@@ -311,6 +311,17 @@ impl<'a> Cx<'a> {
         self.scoped_as(name, data, f)
     }
 
+    /// Begins the FSDP unit of what comes behind a repeated layer.
+    pub fn behind_repeated(&mut self) {
+        let outer = self.builder.graph.scopes[self.builder.scope].clone();
+        if let Units::Model = self.model.fsdp.units {
+            return;
+        }
+        self.units += 1;
+        let data = ScopeData { unit: self.units, ..outer };
+        self.builder.scope = self.builder.graph.scopes.push(data);
+    }
+
     /// The scope of the module at hand.
     pub fn scope(&self) -> Scope {
         self.builder.scope

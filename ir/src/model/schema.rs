@@ -165,9 +165,9 @@ impl Default for Fsdp {
 /// Which modules make one FSDP unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Units {
-    /// One iteration of a `Repeat`; all else is one unit.
+    /// One iteration of a `Repeat`; what is in front of it is a unit, and what is behind it another.
     EachLayer,
-    /// So many iterations of a `Repeat`; all else is one unit.
+    /// So many iterations of a `Repeat`; the rest likewise.
     Layers(u32),
     /// The whole model is one unit.
     Model,

@@ -11,7 +11,9 @@ pub struct MemoryProfile {
     pub persistent_bytes: u64,
     /// Bytes of the arena of a step.
     pub step_bytes: u64,
-    /// Bytes of that which are live at once, at most: what no plan can do without.
+    /// Bytes of scratch of all streams, on a GPU.
+    pub workspace_bytes: u64,
+    /// Bytes of the step's arena that are live at once, at most: what no plan can do without.
     pub live_bytes: u64,
     /// The instruction at which they are; `None` for a plan without temporaries.
     pub peak: Option<(PlanSection, usize)>,
@@ -22,7 +24,7 @@ pub struct MemoryProfile {
 impl MemoryProfile {
     /// Bytes that a rank needs in all.
     pub fn total_bytes(&self) -> u64 {
-        self.persistent_bytes + self.step_bytes
+        self.persistent_bytes + self.step_bytes + self.workspace_bytes
     }
 }
 
@@ -34,6 +36,7 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
     let mut res = MemoryProfile {
         persistent_bytes: plan.persistent_bytes,
         step_bytes: plan.step_bytes,
+        workspace_bytes: plan.streams.values().map(|it| it.workspace).sum(),
         live_bytes: 0,
         peak: None,
         largest: Vec::new(),

@@ -52,9 +52,12 @@ pub fn print_plan(plan: &Plan) -> String {
         let names = plan.mesh.names(axes);
         printer.write(format_args!("  comm {comm} = ({names})\n"));
     }
-    for (stream, kind) in &plan.streams {
-        let kind = stream_name(*kind);
-        printer.write(format_args!("  stream {stream} = {kind}\n"));
+    for (stream, data) in &plan.streams {
+        printer.write(format_args!("  stream {stream} = {}", stream_name(data.kind)));
+        if data.workspace > 0 {
+            printer.write(format_args!(" workspace={}", data.workspace));
+        }
+        printer.out.push('\n');
     }
     let mut printer = PlanPrinter { copies: copies(plan), plan, printer };
     printer.buffers();

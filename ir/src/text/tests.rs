@@ -212,8 +212,8 @@ fn full_plan(phase: Phase) -> Plan {
     let dp = comms.push(AxisSet(0b001));
     let tp = comms.push(AxisSet(0b110));
     let mut streams = PrimaryMap::new();
-    let compute = streams.push(StreamKind::Compute);
-    let comm = streams.push(StreamKind::Comm);
+    let compute = streams.push(StreamKind::Compute.into());
+    let comm = streams.push(StreamKind::Comm.into());
     let event = Event::new(2);
     let part = |src: Buffer, dst: Buffer| Part { src, dst };
     let collective = |kind, on: Comm, parts: &[Part]| Instruction::Collective {

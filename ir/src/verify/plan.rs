@@ -2,7 +2,7 @@
 //!
 //! In every phase:
 //! * Handles are in range; buffers have distinct names and valid shardings; the first stream is for
-//!   compute. Parameters are in buffers of that role, results are whole on every rank and survive their
+//!   compute, scratch is aligned. Parameters are in buffers of that role, results are whole on every rank and survive their
 //!   section.
 //! * Ops type-check on global types and on what one rank holds; their operands agree on how the op's
 //!   factors are sharded, and results are sharded as follows, so that a partial value meets linear ops
@@ -96,8 +96,11 @@ impl<'a> Cx<'a> {
     fn handles(&mut self) {
         let plan = self.plan;
         let is_buffer = |it: &Buffer| it.index() < plan.buffers.len();
-        if plan.streams.values().next() != Some(&StreamKind::Compute) {
+        if plan.streams.values().next().map(|it| it.kind) != Some(StreamKind::Compute) {
             self.program("the first stream is not for compute");
+        }
+        if let Some((stream, it)) = plan.streams.iter().find(|it| it.1.workspace % ALIGN != 0) {
+            self.program(&format!("{stream}: {} is not a multiple of {ALIGN}", it.workspace));
         }
         for (at, instruction) in self.instructions() {
             let stream = instruction.stream().index() < plan.streams.len();
@@ -255,7 +258,7 @@ impl<'a> Cx<'a> {
                 Instruction::Collective { .. }
                 | Instruction::Compute { .. }
                 | Instruction::Copy { .. } => {
-                    if plan.streams[stream] != StreamKind::Compute {
+                    if plan.streams[stream].kind != StreamKind::Compute {
                         self.instruction(at, "computes on a stream for communication".into());
                     }
                 }

@@ -28,7 +28,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ir::plan::{ALIGN, Arena, Buffer, Event, Instruction, Plan, PlanSection, Stream, StreamKind};
+use ir::plan::{
+    ALIGN, Arena, Buffer, Event, Instruction, Plan, PlanSection, Stream, StreamData, StreamKind,
+};
 use kernels::cuda::transport::Transfer;
 use kernels::cuda::{Program, Work};
 
@@ -616,17 +618,14 @@ fn blame(plan: &Plan, bound: &BoundPlan, at: At, cause: RunError) -> RunError {
     RunError::Rank { rank: bound.rank, coord, at: describe(plan, at), cause: Box::new(cause) }
 }
 
-/// Scratch of each stream: what the largest of its programs needs.
+/// Scratch of each stream: what the plan says, or what the largest of its programs needs, for a plan by
+/// hand.
 fn workspaces(plan: &Plan, lowered: &[Lowered]) -> Vec<u64> {
     let needed = |stream: Stream| {
         let of = lowered.iter().filter(|it| it.stream == stream);
         of.map(|it| it.program.workspace).max().unwrap_or(0)
     };
-    let planned = |kind: StreamKind| match kind {
-        StreamKind::Compute => 256 << 20,
-        StreamKind::Comm => 0,
-    };
-    plan.streams.iter().map(|(stream, &kind)| needed(stream).max(planned(kind))).collect()
+    plan.streams.iter().map(|(stream, it)| needed(stream).max(it.workspace)).collect()
 }
 
 /// Words of a table with what is left free behind it, so that the next one is aligned.
@@ -676,7 +675,7 @@ fn prepare(
 }
 
 fn streams(plan: &Plan) -> Result<Vec<CudaStream>, RunError> {
-    let stream = |&kind: &StreamKind| match kind {
+    let stream = |it: &StreamData| match it.kind {
         StreamKind::Compute => CudaStream::new(),
         // Others wait for what it brings.
         StreamKind::Comm => CudaStream::urgent(),

@@ -56,7 +56,7 @@ pub fn bits(values: &[f32]) -> Vec<u32> {
 impl PlanBuilder {
     pub fn new(mesh: Mesh) -> PlanBuilder {
         let mut streams = PrimaryMap::new();
-        let stream = streams.push(StreamKind::Compute);
+        let stream = streams.push(StreamKind::Compute.into());
         let plan = Plan {
             name: "test".to_string(),
             weight_mesh: mesh.all(),

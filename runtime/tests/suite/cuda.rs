@@ -125,7 +125,7 @@ fn only_what_lies_on_the_same_stream_ends_a_batch() {
     let (g, sum) = (it.state("g"), it.builder.buffer("sum", Role::State, DType::F32, &[], "[]"));
     let h = it.state("h");
     let (compute, event) = (it.builder.stream, it.builder.event());
-    let other = it.builder.plan.streams.push(StreamKind::Comm);
+    let other = it.builder.plan.streams.push(StreamKind::Comm.into());
     it.adamw(g, 0.1);
     it.builder.stream = other;
     it.builder.compute(SumSquares {}, &[h], &[sum]);

@@ -12,7 +12,7 @@ use crate::build::{PlanBuilder, bits, mesh, session_with_order};
 /// before `y` has read the old one.
 fn plan(first_wait: bool, second_wait: bool) -> Plan {
     let mut builder = PlanBuilder::new(mesh("2"));
-    let other = builder.plan.streams.push(StreamKind::Compute);
+    let other = builder.plan.streams.push(StreamKind::Compute.into());
     let first = builder.stream;
     let ty = TensorType::new(DType::F32, &[4]);
     let x = builder.buffer("x", Role::Temp, DType::F32, &[4], "[_]");
@@ -75,7 +75,7 @@ fn unwritten_memory_is_nan() {
 #[test]
 fn a_wait_is_for_the_latest_record() {
     let mut builder = PlanBuilder::new(mesh("1"));
-    let other = builder.plan.streams.push(StreamKind::Compute);
+    let other = builder.plan.streams.push(StreamKind::Compute.into());
     let first = builder.stream;
     let ty = TensorType::new(DType::F32, &[1]);
     let x = builder.buffer("x", Role::Temp, DType::F32, &[1], "[_]");
@@ -104,7 +104,7 @@ fn streams_of_collectives_do_not_deadlock() {
     builder.compute(Fill::new(1.0, &ty), &[], &[x]);
     builder.record(done);
     for axis in ["dp", "tp"] {
-        builder.stream = builder.plan.streams.push(StreamKind::Comm);
+        builder.stream = builder.plan.streams.push(StreamKind::Comm.into());
         let comm = builder.comm(&[axis]);
         builder.wait(done);
         let left = if axis == "dp" { "tp" } else { "dp" };

@@ -11,7 +11,7 @@ use super::{Call, Parser, Spanned};
 use crate::graph::Init;
 use crate::plan::{
     Arena, Buffer, BufferData, Buffers, Comm, Event, Instruction, Part, Plan, PlanParam,
-    PlanSection, Role, Stream, StreamKind,
+    PlanSection, Role, Stream, StreamData, StreamKind,
 };
 use crate::run::Run;
 use crate::text::ParseError;
@@ -85,8 +85,8 @@ impl<'a> Parser<'a> {
                 self.cursor.word("`stream`")?;
                 self.next_handle('s', "a stream", draft.plan.streams.len())?;
                 self.cursor.expect(b'=')?;
-                let kind = self.stream_kind()?;
-                draft.plan.streams.push(kind);
+                let data = self.stream_data()?;
+                draft.plan.streams.push(data);
                 Ok(())
             }
             "buffer" => self.buffer(draft),
@@ -143,6 +143,19 @@ impl<'a> Parser<'a> {
                 Err(self.cursor.error(span, format!("`{prefix}{number}` is not declared")))
             }
         }
+    }
+
+    /// `compute workspace=67108864`
+    fn stream_data(&mut self) -> Result<StreamData, ParseError> {
+        let kind = self.stream_kind()?;
+        let workspace = match self.cursor.eat_word("workspace") {
+            true => {
+                self.cursor.expect(b'=')?;
+                self.cursor.number("a size in bytes")?
+            }
+            false => 0,
+        };
+        Ok(StreamData { kind, workspace })
     }
 
     fn stream_kind(&mut self) -> Result<StreamKind, ParseError> {
