@@ -76,6 +76,8 @@ pub struct StepReport {
     pub tokens: u64,
     /// How long it took.
     pub seconds: f64,
+    /// What the user should know, a line each.
+    pub warnings: Vec<String>,
 }
 
 impl StepReport {
@@ -216,6 +218,7 @@ impl Session {
             tokens: batch.tokens.len() as u64,
             seconds: began.elapsed().as_secs_f64(),
             results,
+            warnings: self.on_all(|rank| Ok(rank.backend.warnings()))?.concat(),
         })
     }
 

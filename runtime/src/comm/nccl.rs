@@ -112,8 +112,8 @@ impl Config {
             version: 22809,
             blocking: 0,
             cga_cluster_size: UNSET,
-            min_ctas: UNSET,
-            max_ctas: UNSET,
+            min_ctas: options.max_ctas.map_or(UNSET, |_| 1),
+            max_ctas: options.max_ctas.unwrap_or(UNSET),
             net_name: ptr::null(),
             split_share: UNSET,
             traffic_class: UNSET,
@@ -136,13 +136,16 @@ pub struct CommOptions {
     pub timeout: Duration,
     /// Whether memory is registered as symmetric windows, so that copy engines do what they can.
     pub windows: bool,
+    /// The most multiprocessors that a collective takes.
+    pub max_ctas: Option<i32>,
 }
 
 impl CommOptions {
     /// With `PLANC_NCCL_WINDOWS` of the environment (0).
     pub fn from_env(timeout: Duration) -> CommOptions {
         let set = std::env::var("PLANC_NCCL_WINDOWS");
-        CommOptions { timeout, windows: set.is_ok_and(|it| !it.is_empty() && it != "0") }
+        let max_ctas = std::env::var("PLANC_NCCL_CTAS").ok().and_then(|it| it.parse().ok());
+        CommOptions { timeout, windows: set.is_ok_and(|it| !it.is_empty() && it != "0"), max_ctas }
     }
 }
 
