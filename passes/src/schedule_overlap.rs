@@ -27,7 +27,7 @@
 //! vector clock shows that one stream does not know of the other yet.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 use ir::ops::CollectiveKind;
@@ -72,7 +72,8 @@ impl Pass<Plan> for ScheduleOverlap {
             let instructions = std::mem::take(&mut plan.sections[section as usize]);
             let dependencies = dependencies(&instructions);
             let order = self.order(&instructions, &dependencies);
-            plan.sections[section as usize] = issue(plan, instructions, &dependencies, &order);
+            plan.sections[section as usize] =
+                issue(plan, instructions, &dependencies, &order, self.in_flight);
         }
         plan.phase = Phase::Scheduled;
         Ok(())
@@ -95,6 +96,10 @@ fn assign_streams(plan: &mut Plan) {
             *stream = comm.and_then(|it| of[it]).unwrap_or(*stream);
         }
     }
+}
+
+fn reduces(instruction: &Instruction) -> bool {
+    matches!(instruction, Instruction::Collective { kind, .. } if kind.reduce().is_some())
 }
 
 /// The communicator on which an instruction moves data.
@@ -381,8 +386,9 @@ fn issue(
     instructions: Vec<Instruction>,
     dependencies: &Dependencies,
     order: &[NodeIndex],
+    in_flight: usize,
 ) -> Vec<Instruction> {
-    let waits = waits(plan, &instructions, dependencies, order);
+    let waits = waits(plan, &instructions, dependencies, order, in_flight);
     let mut wanted = vec![false; instructions.len()];
     waits.iter().flatten().for_each(|&it| wanted[it as usize] = true);
     let mut event_of: Vec<Option<Event>> = vec![None; instructions.len()];
@@ -406,26 +412,38 @@ fn issue(
     res
 }
 
-/// For each instruction in issue order, those that its stream must wait for.
+/// For each instruction in issue order, those that its stream must wait for. The compute stream waits
+/// for reductions, of which `in_flight` may follow, so that it knows when their operands' memory is free.
 fn waits(
     plan: &Plan,
     instructions: &[Instruction],
     dependencies: &Dependencies,
     order: &[NodeIndex],
+    in_flight: usize,
 ) -> Vec<SmallVec<[u32; 2]>> {
     let mut clocks = Clocks::new(plan.streams.len(), instructions.len() as u32);
     let mut issued: Vec<(usize, u32)> = vec![(0, 0); instructions.len()];
     let mut last_compute: Option<usize> = None;
+    let mut reductions: SecondaryMap<Comm, VecDeque<usize>> = SecondaryMap::new();
+    let mut awaited: SmallVec<[usize; 2]> = SmallVec::new();
     let mut res = Vec::with_capacity(order.len());
     for (at, &node) in order.iter().enumerate() {
         let instruction = &instructions[node.index()];
         let stream = instruction.stream();
         let before = dependencies.neighbors_directed(node, Direction::Incoming);
         let mut before: SmallVec<[usize; 8]> = before.map(|it| it.index()).collect();
-        if comm(instruction).is_some() {
+        if let Some(comm) = comm(instruction) {
             before.extend(last_compute);
+            if reduces(instruction) {
+                let chain = &mut reductions[comm];
+                chain.push_back(node.index());
+                if chain.len() > in_flight + 1 {
+                    awaited.extend(chain.pop_front());
+                }
+            }
         } else {
             last_compute = Some(node.index());
+            before.append(&mut awaited);
         }
         // The latest first: it knows of most others.
         before.sort_by_key(|&it| Reverse(issued[it].0));
