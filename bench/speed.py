@@ -14,7 +14,7 @@ CONFIGURATIONS = {
     "8-layers": (1, ["--mesh", "1", "--set", "batch=Global(1)"] + LAYERS8, ["--layers", "8"]),
     "8-layers-fsdp2": (2, ["--mesh", "2x1", "--set", "batch=Global(2)"] + LAYERS8, ["--layers", "8"]),
     "8-layers-tp2": (2, ["--mesh", "1x2", "--set", "batch=Global(2)"] + LAYERS8, ["--layers", "8", "--tp", "2", "--bs", "2"]),
-    "8b-fsdp2": (2, ["--mesh", "2x1", "--set", "batch=Global(2)"] + os.environ.get("PLANC_8B", "").split(), ["--layers", "32"]),
+    "8b-fsdp2": (2, ["--mesh", "2x1", "--set", "batch=Global(2)"] + ["--set", 'checkpoint=Recompute(["glu"])'], ["--layers", "32"]),
 }
 
 

@@ -65,6 +65,7 @@ fn is_differentiable(kind: OpKind) -> bool {
         OpKind::AdamW,
         OpKind::ClipScale,
         OpKind::Collective,
+        OpKind::CrossEntropy,
         OpKind::Fill,
         OpKind::Sgd,
         OpKind::SumLeading,
@@ -77,7 +78,7 @@ fn is_differentiable(kind: OpKind) -> bool {
 /// Whether an op has a gradient: of those that have one, what `fuse` makes of them has none.
 fn has_gradient(op: &Op) -> bool {
     let fused = match op {
-        Op::Matmul(it) => it.accumulate || it.bias,
+        Op::Matmul(it) => it.accumulate || it.bias || it.gelu,
         Op::RmsNorm(it) => it.residual,
         Op::LayerNorm(it) => it.residual,
         _ => false,

@@ -190,9 +190,12 @@ impl<'a> Log<'a> {
             };
             self.say(&line);
         }
+        let mut warnings = report.warnings.clone();
         if let Some(loss) = report.loss.filter(|it| !it.is_finite() && !self.warned) {
             self.warned = true;
-            let warning = format!("loss is {loss} at step {}", report.step);
+            warnings.push(format!("loss is {loss} at step {}", report.step));
+        }
+        for warning in warnings {
             let text = match self.ui.format {
                 Format::Text => format!("warning: {warning}\n"),
                 Format::Json => format!("{}\n", json!({ "warning": warning })),

@@ -199,6 +199,7 @@ define_ops! {
     clip_scale::ClipScale = "clip_scale",
     collective::Collective = "collective",
     concat::Concat = "concat",
+    cross_entropy::CrossEntropy = "cross_entropy",
     div::Div = "div",
     dropout::Dropout = "dropout",
     embedding::Embedding = "embedding",

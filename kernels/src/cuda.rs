@@ -113,6 +113,7 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         Op::Cast(_) | Op::Div(_) | Op::Mul(_) | Op::Scale(_) => elementwise::lower(call),
         Op::CeLoss(_) | Op::CeLossGrad(_) => cross_entropy::lower(call),
         Op::CeMax(_) | Op::CeStats(_) | Op::CeStatsGrad(_) => cross_entropy::lower(call),
+        Op::CrossEntropy(_) => cross_entropy::lower(call),
         Op::ClipScale(_) => clip_scale::lower(call),
         Op::Concat(_) | Op::PadDim(_) | Op::SliceDim(_) => copy::lower(call),
         Op::Dropout(_) => dropout::lower(call),
@@ -280,7 +281,8 @@ pub enum Arg {
     F32(f32),
 }
 
-/// `out[m, n] = a[m, k] b[k, n] (+ c[m, n]) (+ bias[n])`, all row-major, sums in f32.
+/// `out[m, n] = a[m, k] b[k, n] (+ c[m, n]) (+ bias[n])`, all row-major, sums in f32; or its
+/// `gelu_tanh`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GemmCall {
     /// Rows of the result; not 0.
@@ -297,6 +299,9 @@ pub struct GemmCall {
     pub c: Option<Pointer>,
     /// Added to every row, of the result's type.
     pub bias: Option<Pointer>,
+    /// Where the sum goes, in the result's type, if the result is the `gelu_tanh` of the unrounded sum.
+    /// Then all are bf16, rows in memory are multiples of 8 elements, and there is no `c`.
+    pub gelu: Option<Pointer>,
     /// The result.
     pub out: Pointer,
     /// Its element type.

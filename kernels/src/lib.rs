@@ -7,7 +7,7 @@ pub mod cuda;
 mod matmul;
 
 use ir::Op;
-use ir::ops::{LocalCx, View, ViewMut};
+use ir::ops::{ActivationKind, LocalCx, View, ViewMut};
 
 use matmul::add_f32;
 pub use matmul::matmul_f32;
@@ -22,9 +22,15 @@ pub fn run_f32(
     match op {
         Op::Matmul(it) => {
             let gemm = it.gemm(inputs[0].shape, inputs[1].shape);
-            matmul_f32(&gemm, inputs[0].data, inputs[1].data, results[0].data);
+            let (own, sum) = results.split_at_mut(1);
+            let out = &mut *own[0].data;
+            matmul_f32(&gemm, inputs[0].data, inputs[1].data, out);
             let (c, bias) = it.addends(inputs);
-            add_f32(gemm.n, results[0].data, c.map(|it| it.data), bias.map(|it| it.data));
+            add_f32(gemm.n, out, c.map(|it| it.data), bias.map(|it| it.data));
+            if let Some(sum) = sum.first_mut() {
+                sum.data.copy_from_slice(out);
+                out.iter_mut().for_each(|it| *it = ActivationKind::GeluTanh.apply(*it));
+            }
         }
         // The reference is the definition of every op, and fast enough for most.
         _ => op.reference(inputs, results, cx),

@@ -137,6 +137,28 @@ mod tests {
         }
     }
 
+    /// Both results, of a sum of small integers: equal in every bit.
+    #[test]
+    fn activates_as_the_reference_does() {
+        for (m, n, k, bias) in [(3, 5, 7, true), (65, 33, 2, false), (2, 3, 0, true)] {
+            let op = Matmul { transpose_b: true, gelu: true, bias, ..Matmul::default() };
+            let mut inputs = vec![tensor(&[m, k], 1), tensor(&[n, k], 2)];
+            inputs.extend(bias.then(|| tensor(&[n], 4)));
+            let inputs: Vec<_> = inputs.iter().map(Tensor::view).collect();
+            let cx = LocalCx { bounds: &[] };
+            let both = |run: &dyn Fn(&mut [ir::ops::ViewMut<'_, f32>])| {
+                let mut results = [tensor(&[m, n], 5), tensor(&[m, n], 6)];
+                run(&mut results.each_mut().map(Tensor::view_mut));
+                results.map(|it| it.data)
+            };
+            let expect = both(&|results| op.reference(&inputs, results, &cx));
+            let found =
+                both(&|results| crate::run_f32(&Op::from(op.clone()), &inputs, results, &cx));
+            assert_eq!(found, expect, "{op:?} of {m} x {n} x {k}");
+            assert_ne!(found[0], found[1]);
+        }
+    }
+
     /// An empty shard contributes nothing, whatever the result held before.
     #[test]
     fn a_sum_over_nothing_is_zero() {

@@ -4,7 +4,9 @@
 //! cast f32 (matmul)                   matmul out f32; so for other ops that sum in f32 anyway
 //! add x, (matmul)                     matmul onto x, one after the other where there are several
 //! bias_add (matmul), b                matmul with a bias
+//! activation matmul                   matmul with a gelu, which gives the sum as well
 //! add x, (norm_grad).dx               norm_grad with a residual
+//! ce_stats_grad (ce_loss_grad), ..    cross_entropy, with the loss and all before it
 //! norm (add x, y)                     norm with a residual, which gives the sum as well
 //! cast (adamw).p                      adamw that gives p in both types
 //! slice (embedding_grad)              embedding_grad of the rows held
@@ -16,7 +18,9 @@
 //! One walk in program order, with the numbers of readers at hand: each rule looks at a node and at
 //! the makers of its operands. A maker that is earlier than what it is to add moves to its reader.
 
+mod activation;
 mod add;
+mod cross_entropy;
 mod widen;
 
 use cranelift_entity::SecondaryMap;
@@ -98,8 +102,10 @@ impl<'a> Walk<'a> {
                 DType::F32 => self.widen(node),
                 DType::Bf16 | DType::I32 => self.compute_weight(node),
             },
+            Op::Activation(_) => self.activation(node),
             Op::Add(_) => self.add(node),
             Op::BiasAdd(_) => self.bias(node),
+            Op::CeStatsGrad(_) => self.cross_entropy(node),
             Op::RmsNorm(_) | Op::LayerNorm(_) => self.residual(node),
             Op::Collective(ref it) if it.kind == CollectiveKind::Slice => self.slice(node),
             _ => (),
@@ -145,7 +151,9 @@ impl<'a> Walk<'a> {
     fn bias(&mut self, node: Node) {
         let [x, bias] = self.graph.nodes[node].inputs[..] else { return };
         let Some((maker, 0)) = self.sole(x, node) else { return };
-        let Op::Matmul(ref op @ Matmul { bias: false, .. }) = self.graph.nodes[maker].op else {
+        let Op::Matmul(ref op @ Matmul { bias: false, gelu: false, .. }) =
+            self.graph.nodes[maker].op
+        else {
             return;
         };
         if self.graph.ty(bias).dtype != self.graph.ty(x).dtype {

@@ -76,6 +76,8 @@ pub struct StepReport {
     pub tokens: u64,
     /// How long it took.
     pub seconds: f64,
+    /// What the user should know, a line each.
+    pub warnings: Vec<String>,
 }
 
 impl StepReport {
@@ -216,6 +218,7 @@ impl Session {
             tokens: batch.tokens.len() as u64,
             seconds: began.elapsed().as_secs_f64(),
             results,
+            warnings: self.on_all(|rank| Ok(rank.backend.warnings()))?.concat(),
         })
     }
 
@@ -578,7 +581,10 @@ fn guard<R>(rank: &mut Rank, job: impl FnOnce(&mut Rank) -> Result<R, RunError>)
         Err(RunError::Stopped) => (),
         Err(error) => rank.control.fail(rank.blame(error)),
     }
-    rank.control.report(rank.position());
+    rank.control.report(match rank.backend.at() {
+        Some(at) => format!("at {}", describe(&rank.plan, at)),
+        None => BETWEEN.to_string(),
+    });
     None
 }
 

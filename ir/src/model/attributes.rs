@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn attributes_are_those_of_the_struct() {
-        let matmul = ["transpose_a", "transpose_b", "out", "accumulate", "bias"];
+        let matmul = ["transpose_a", "transpose_b", "out", "accumulate", "bias", "gelu"];
         assert_eq!(attributes(OpKind::Matmul), matmul);
         assert_eq!(attributes(OpKind::Scale), ["factor"]);
         assert_eq!(attributes(OpKind::ZerosLike), [""; 0]);

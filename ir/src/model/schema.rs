@@ -183,9 +183,9 @@ fn reshard<'de, D: serde::Deserializer<'de>>(from: D) -> Result<bool, D::Error> 
 /// Which modules make one FSDP unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Units {
-    /// One iteration of a `Repeat`; what is before it is one unit, what is behind it another.
+    /// One iteration of a `Repeat`; what is in front of it is a unit, and what is behind it another.
     EachLayer,
-    /// So many iterations of a `Repeat`; what is before it is one unit, what is behind it another.
+    /// So many iterations of a `Repeat`; the rest likewise.
     Layers(u32),
     /// The whole model is one unit.
     Model,

@@ -8,19 +8,23 @@
 //!
 //! With `accumulate` and `bias` the result is `a b + c + bias`, summed in f32 and rounded once:
 //! what a GEMM does on the way out, and what `fuse` makes of sums.
+//!
+//! With `gelu` it is the `gelu_tanh` of that sum, and the sum itself is one more result: the backward
+//! pass reads it.
 
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Cast, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample, TypeError, Types, View,
-    ViewMut, arity, is_default, leading, ndim, same_shape, same_size,
+    ActivationKind, Cast, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample, TypeError,
+    Types, View, ViewMut, arity, is_default, leading, ndim, same_shape, same_size,
 };
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: `a`, `b`, then `c` of the result's type if it accumulates,
 /// then `bias` (one number for each column of the result, of its element type) if there is one. At
-/// most one operand is transposed.
+/// most one operand is transposed. Results: the product with what is added to it; or, with `gelu`, the
+/// activation of that, then that, both of one type.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Matmul {
@@ -39,6 +43,10 @@ pub struct Matmul {
     /// Adds a vector to every row of the result.
     #[serde(skip_serializing_if = "is_default")]
     pub bias: bool,
+    /// Applies [`ActivationKind::GeluTanh`] to the sum before it is rounded, and returns the sum, too.
+    /// (A kernel may activate the rounded sum instead.) Not of a sum that accumulates.
+    #[serde(skip_serializing_if = "is_default")]
+    pub gelu: bool,
 }
 
 impl OpDef for Matmul {
@@ -59,11 +67,15 @@ impl OpDef for Matmul {
                 return Err(TypeError::DType { operand, found: found.dtype, expected });
             }
         }
-        Ok(smallvec![res])
+        match (self.gelu, self.accumulate) {
+            (false, _) => Ok(smallvec![res]),
+            (true, false) => Ok(smallvec![res.clone(), res]),
+            (true, true) => Err(TypeError::Attribute { why: "a sum with gelu does not accumulate" }),
+        }
     }
 
     /// `c` and the bias are added to the sum, so they are partial where it is. A padded row would
-    /// become the bias.
+    /// become the bias. A partial sum is not activated.
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
         let (product, res, columns) = match (self.transpose_a, self.transpose_b) {
             (true, _) => ("* n, * k", "n k", "k"),
@@ -77,7 +89,13 @@ impl OpDef for Matmul {
         if self.bias {
             text = format!("{text}, {columns}");
         }
-        let factors = Factors::new(&format!("{text} -> {res}"), inputs, results).add_from(2);
+        let mut results_text = res.to_string();
+        let contracted = if self.transpose_a { "*" } else { "k" };
+        if self.gelu {
+            results_text = format!("{res}, {res}");
+        }
+        let factors = Factors::new(&format!("{text} -> {results_text}"), inputs, results).add_from(2);
+        let factors = if self.gelu { factors.whole(contracted) } else { factors };
         match (self.bias, self.transpose_a) {
             (true, true) => factors.even("n"),
             (true, false) => factors.even("*"),
@@ -94,7 +112,11 @@ impl OpDef for Matmul {
         let (a, b) = (inputs[0], inputs[1]);
         let gemm = self.gemm(a.shape, b.shape);
         let (c, bias) = self.addends(inputs);
-        let out = &mut results[0].data;
+        let (own, sum) = results.split_at_mut(1);
+        let out = match sum.first_mut() {
+            Some(sum) => &mut *sum.data,
+            None => &mut *own[0].data,
+        };
         for i in 0..gemm.m {
             for j in 0..gemm.n {
                 let product: T = (0..gemm.k)
@@ -108,10 +130,15 @@ impl OpDef for Matmul {
                 out[i * gemm.n + j] = product + c + bias;
             }
         }
+        if let Some(sum) = sum.first() {
+            for (out, &x) in own[0].data.iter_mut().zip(&*sum.data) {
+                *out = ActivationKind::GeluTanh.apply(x);
+            }
+        }
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        if self.accumulate || self.bias {
+        if self.accumulate || self.bias || self.gelu {
             return Err(cx.not_differentiable());
         }
         let (x, w, mut dy) = (cx.inputs[0], cx.inputs[1], cx.grad(0));
@@ -150,7 +177,12 @@ impl OpDef for Matmul {
         let added = |op: &Matmul| Matmul { accumulate: true, ..op.clone() };
         let both = Matmul { bias: true, ..added(&fprop) };
         let biased = Matmul { bias: true, ..Matmul::default() };
+        let gelu = |op: &Matmul| Matmul { gelu: true, ..op.clone() };
+        let mlp = Matmul { bias: true, ..gelu(&fprop) };
         vec![
+            Sample::floats(mlp, &[&[2, 4, 8], &[16, 8], &[16]]),
+            Sample::floats(gelu(&wgrad), &[&[2, 4, 6], &[2, 4, 3]]),
+            Sample::floats(gelu(&biased), &[&[4, 6], &[6, 5], &[5]]),
             Sample::floats(added(&fprop), &[&[2, 4, 6], &[8, 6], &[2, 4, 8]]),
             Sample::floats(added(&wgrad), &[&[2, 4, 6], &[2, 4, 3], &[6, 3]]),
             Sample::floats(added(&Matmul::default()), &[&[4, 6], &[6, 5], &[4, 5]]),

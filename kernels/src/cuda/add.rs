@@ -20,7 +20,8 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
             n => many(call, n),
         }),
         Op::BiasAdd(_) => {
-            Ok(program([bias([&call.args[0], &call.args[1]], Pointer::Arg(0), Pointer::Arg(1))]))
+            let (x, b) = (Pointer::Arg(0), Pointer::Arg(1));
+            Ok(program([bias([&call.args[0], &call.args[1]], x, b, Pointer::Result(0))]))
         }
         _ => Err(Unsupported::new(call, "it is not a sum")),
     }
@@ -65,8 +66,8 @@ fn many(call: &OpCall<'_>, n_terms: usize) -> Program {
     res
 }
 
-/// Adds the vector `b`, of type `args[1]`, to each row of `x`, of type `args[0]`, as result 0.
-pub(super) fn bias([x, b]: [&Operand; 2], from: Pointer, to_add: Pointer) -> Work {
+/// Adds a vector like `b`, at `to_add`, to each row of a tensor like `x`, at `from`.
+pub(super) fn bias([x, b]: [&Operand; 2], from: Pointer, to_add: Pointer, to: Pointer) -> Work {
     let (_, columns) = rows(x);
     let whole = vector_length(&[x]);
     let vector = if columns.is_multiple_of(whole) { whole } else { 1 };
@@ -75,7 +76,7 @@ pub(super) fn bias([x, b]: [&Operand; 2], from: Pointer, to_add: Pointer) -> Wor
     let function = Function { source: "bias_add.cu", defines, entry: "bias_add" };
     let n_vectors = n / vector;
     let args = vec![
-        result(0),
+        Arg::Pointer(to),
         Arg::Pointer(from),
         Arg::Pointer(to_add),
         index_arg(n, columns),

@@ -13,8 +13,8 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     let x = |index: usize| call.args[index].dtype;
     let (source, entry, mut defines) = match call.op {
         Op::Activation(it) => {
-            let types = vec![typed("X", x(0)), typed("DY", x(0)), act(it.kind)];
-            ("activation.cu", "activation", types)
+            let (from, to) = (Pointer::Arg(0), Pointer::Result(0));
+            return Ok(program([activation(it.kind, &call.args[0], from, to)]));
         }
         Op::ActivationGrad(it) => {
             let types = vec![typed("X", x(1)), typed("DY", x(0)), act(it.kind)];
@@ -38,11 +38,10 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
         _ => return Err(Unsupported::new(call, "it is not elementwise")),
     };
     let operands: Vec<&Operand> = call.args.iter().chain(call.results).collect();
-    // What a multiprocessor must have in flight is reached with few tensors only by more of each.
-    let unroll = if call.args.len() == 1 { 4 } else { 2 };
+    let unroll = unroll(call.args.len());
     defines.push(sized("UNROLL", unroll));
     let n = elements(&call.results[0]);
-    let grid = [blocks(n, u64::from(BLOCK) * vector_length(&operands) * unroll), 1, 1];
+    let grid = grid(n, &operands, unroll);
     let mut args: Vec<Arg> = (0..call.results.len()).map(result).collect();
     args.extend((0..call.args.len()).map(arg));
     if let Op::Scale(it) = call.op {
@@ -50,6 +49,26 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     }
     args.push(size(n));
     Ok(program([launch(Function { source, defines, entry }, grid, BLOCK, args)]))
+}
+
+/// The function `kind` of each element of `x`, which is at `from`.
+pub(super) fn activation(kind: ActivationKind, x: &Operand, from: Pointer, to: Pointer) -> Work {
+    let unroll = unroll(1);
+    let defines =
+        vec![typed("X", x.dtype), typed("DY", x.dtype), act(kind), sized("UNROLL", unroll)];
+    let function = Function { source: "activation.cu", defines, entry: "activation" };
+    let n = elements(x);
+    let args = vec![Arg::Pointer(to), Arg::Pointer(from), size(n)];
+    launch(function, grid(n, &[x], unroll), BLOCK, args)
+}
+
+/// What a multiprocessor must have in flight is reached with few tensors only by more of each.
+fn unroll(n_operands: usize) -> u64 {
+    if n_operands == 1 { 4 } else { 2 }
+}
+
+fn grid(n: u64, operands: &[&Operand], unroll: u64) -> [u32; 3] {
+    [blocks(n, u64::from(BLOCK) * vector_length(operands) * unroll), 1, 1]
 }
 
 /// Operand 0 as it is, as the result.

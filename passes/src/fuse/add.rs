@@ -68,7 +68,7 @@ impl Walk<'_> {
         let (maker, index) = self.sole(value, reader)?;
         let result = self.graph.nodes[reader].results[0];
         let moves = match &self.graph.nodes[maker].op {
-            Op::Matmul(it) if !it.accumulate => true,
+            Op::Matmul(it) if !it.accumulate && !it.gelu => true,
             Op::RmsNormGrad(it) if !it.residual && index == 0 => false,
             Op::LayerNormGrad(it) if !it.residual && index == 0 => false,
             _ => return None,

@@ -27,7 +27,8 @@ impl Walk<'_> {
         let data = &self.graph.nodes[maker];
         match &data.op {
             Op::Matmul(it) => {
-                !it.bias && (!it.accumulate || self.can_be_wide(data.inputs[2], maker))
+                let plain = !it.bias && !it.gelu;
+                plain && (!it.accumulate || self.can_be_wide(data.inputs[2], maker))
             }
             Op::Add(_) => data.inputs.iter().all(|&it| self.can_be_wide(it, maker)),
             Op::EmbeddingGrad(_) | Op::SumLeading(_) => true,

@@ -27,7 +27,7 @@ pub trait Control: Send + Sync {
     fn fail(&self, error: RunError);
     /// The first failure, of any rank.
     fn fault(&self) -> Option<RunError>;
-    /// Says at which instruction this rank was when the run failed.
+    /// Says where this rank was when the run failed: ``at step[12] `matmul` making `h` ``.
     fn report(&self, position: String);
     /// What the ranks reported, in rank order, waiting up to `limit` for those that have not. Only
     /// rank 0 hears of ranks in other processes.
@@ -100,7 +100,7 @@ pub fn positions_text(positions: &[Option<String>]) -> Vec<String> {
         }
     }
     let text = |(position, ranks): &(&Option<String>, Vec<usize>)| match position {
-        Some(position) => format!("{} at {position}", ranks_text(ranks)),
+        Some(position) => format!("{} {position}", ranks_text(ranks)),
         None => format!("{} gave no answer", ranks_text(ranks)),
     };
     places.iter().map(text).collect()
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn ranks_at_one_place_are_listed_together() {
         let at = |it: &str| Some(it.to_string());
-        let positions = [at("a"), at("b"), at("a"), at("a"), None];
+        let positions = [at("at a"), at("at b"), at("at a"), at("at a"), None];
         let expect = ["ranks 0, 2-3 at a", "rank 1 at b", "rank 4 gave no answer"];
         assert_eq!(positions_text(&positions), expect);
     }

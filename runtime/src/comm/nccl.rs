@@ -112,8 +112,8 @@ impl Config {
             version: 22809,
             blocking: 0,
             cga_cluster_size: UNSET,
-            min_ctas: UNSET,
-            max_ctas: UNSET,
+            min_ctas: options.max_ctas.map_or(UNSET, |_| 1),
+            max_ctas: options.max_ctas.unwrap_or(UNSET),
             net_name: ptr::null(),
             split_share: UNSET,
             traffic_class: UNSET,
@@ -136,13 +136,16 @@ pub struct CommOptions {
     pub timeout: Duration,
     /// Whether memory is registered as symmetric windows, so that copy engines do what they can.
     pub windows: bool,
+    /// The most multiprocessors that a collective takes.
+    pub max_ctas: Option<i32>,
 }
 
 impl CommOptions {
     /// With `PLANC_NCCL_WINDOWS` of the environment (0).
     pub fn from_env(timeout: Duration) -> CommOptions {
         let set = std::env::var("PLANC_NCCL_WINDOWS");
-        CommOptions { timeout, windows: set.is_ok_and(|it| !it.is_empty() && it != "0") }
+        let max_ctas = std::env::var("PLANC_NCCL_CTAS").ok().and_then(|it| it.parse().ok());
+        CommOptions { timeout, windows: set.is_ok_and(|it| !it.is_empty() && it != "0"), max_ctas }
     }
 }
 
@@ -203,12 +206,23 @@ impl Comms {
         let nccl = Nccl::get()?;
         res.nccl = Some(nccl);
         let world = res.meet(nccl)?;
+        let mut unused = Some(world);
         for comm in used {
             let group = &bound.groups[comm];
-            let handle = res.split(nccl, world, (group.id as i32, group.index as i32))?;
+            let is_world = (0..control.n_ranks()).eq(group.members.iter().copied());
+            // A communicator takes half a GiB, so that of all ranks serves the plan where it can.
+            let handle = match unused.take_if(|_| is_world) {
+                Some(world) => world,
+                None => res.split(nccl, world, (group.id as i32, group.index as i32))?,
+            };
             res.handles[comm] = Some(handle);
         }
         Ok(res)
+    }
+
+    /// How many communicators there are.
+    pub fn n_open(&self) -> usize {
+        lock(&self.open).len()
     }
 
     /// NCCL's version, as `22809`, if it is used.
@@ -264,7 +278,8 @@ impl Comms {
         Ok(())
     }
 
-    /// Ends all communicators, so that streams that wait for other ranks go on. From any thread.
+    /// Ends all communicators, so that streams that wait for other ranks go on. From any thread; returns
+    /// when no graph has calls of theirs any more.
     pub fn abort(&self) {
         let Some(nccl) = self.nccl else { return };
         let mut open = lock(&self.open);
@@ -373,25 +388,20 @@ impl Comms {
         Ok(handle)
     }
 
-    /// Waits until a communicator has taken what it was told.
+    /// Waits until a communicator has taken what it was told. A failure leaves aborting to who has the
+    /// graphs that hold its calls, which have to go first.
     fn settle(&self, nccl: &Nccl, handle: Handle, call: &'static str) -> Result<(), RunError> {
         let until = Instant::now() + self.options.timeout;
         loop {
             match self.status(nccl, handle)? {
                 SUCCESS => return Ok(()),
                 IN_PROGRESS => (),
-                status => {
-                    let error = self.cause(nccl, call, status, handle);
-                    self.abort();
-                    return Err(error);
-                }
+                status => return Err(self.cause(nccl, call, status, handle)),
             }
             if self.control.fault().is_some() {
-                self.abort();
                 return Err(RunError::Stopped);
             }
             if Instant::now() >= until {
-                self.abort();
                 let seconds = self.options.timeout.as_secs();
                 let status = format!(
                     "another rank did not come within {seconds} s; see what the others say, or give \

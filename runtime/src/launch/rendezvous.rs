@@ -139,7 +139,11 @@ fn listen(meeting: &Meeting, tcp: &Tcp, until: Instant) -> Result<(), RunError> 
             ranks_text(&inner.absent()),
             meeting.timeout.as_secs()
         )),
-        None => RunError::Stopped,
+        None => {
+            // Those that come late would look for it until their time is up.
+            inner.linger();
+            RunError::Stopped
+        }
     };
     let fault = tcp.fault_handle();
     fault.raise(error);
@@ -228,6 +232,7 @@ impl Desk {
         // If it does not hear it, it hears the end of the connection.
         let _ = stream.write_all(&[&MAGIC[..], &frame(Kind::Refused, &text)].concat());
         if let Refusal::Differs { who, differences } = refusal {
+            inner.refuse(hello.rank);
             self.fault.raise(RunError::RanksDiffer { who, differences });
         }
     }

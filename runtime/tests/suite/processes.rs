@@ -171,12 +171,19 @@ fn a_rank_that_fails_ends_all_processes() {
 /// Of ranks that wait for one that does not come, rank 0 says where each was.
 #[test]
 fn a_stall_says_where_all_ranks_were() {
-    let event = |rank: u64| match rank {
+    let waiting = AtomicUsize::new(0);
+    let event = move |rank: u64| match rank {
         1 => {
+            while waiting.load(Ordering::SeqCst) < 2 {
+                yield_now();
+            }
             let (seconds, section, streams) = (600, PlanSection::Step, Vec::new());
             Err(RunError::Stuck { seconds, section, streams })
         }
-        _ => Ok(()),
+        _ => {
+            waiting.fetch_add(1, Ordering::SeqCst);
+            Ok(())
+        }
     };
     let mut all = run(3, 1, Arc::new(event));
     let error = all.remove(0).expect_err("all end");

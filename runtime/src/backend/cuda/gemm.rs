@@ -10,6 +10,7 @@
 //! b^T [n, k]       k x n, leading dimension k   transpose
 //! out, c [m, n]    n x m, leading dimension n
 //! bias [n]         one value a row: cuBLASLt's own bias
+//! gelu [m, n]      n x m, leading dimension n: cuBLASLt's auxiliary output
 //! ```
 
 mod tune;
@@ -96,6 +97,7 @@ struct Problem {
     out: DType,
     accumulate: bool,
     bias: bool,
+    gelu: bool,
 }
 
 impl Problem {
@@ -110,6 +112,7 @@ impl Problem {
             out: call.out_dtype,
             accumulate: call.c.is_some(),
             bias: call.bias.is_some(),
+            gelu: call.gelu.is_some(),
         }
     }
 
@@ -127,7 +130,7 @@ impl Problem {
     }
 }
 
-/// `bf16[8192, 4096] bf16[6144, 4096]^T -> f32 + c + bias`: operands as stored.
+/// `bf16[8192, 4096] bf16[6144, 4096]^T -> f32 + c + bias, gelu`: operands as stored.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let operand =
@@ -138,7 +141,8 @@ impl fmt::Display for Problem {
         let (a, b) = (operand(self.a, self.m, self.k), operand(self.b, self.k, self.n));
         write!(f, "{a} {b} -> {}", self.out.name())?;
         f.write_str(if self.accumulate { " + c" } else { "" })?;
-        f.write_str(if self.bias { " + bias" } else { "" })
+        f.write_str(if self.bias { " + bias" } else { "" })?;
+        f.write_str(if self.gelu { ", gelu" } else { "" })
     }
 }
 
@@ -227,11 +231,15 @@ impl Descriptors {
         let res = Descriptors { lt, handle, problem, operation, a: first, b: second, out };
         res.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &transpose(b.1))?;
         res.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &transpose(a.1))?;
+        res.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue(&problem))?;
+        // The heuristic looks at the alignment of addresses, which are known only when it runs.
         if problem.bias {
-            let epilogue = cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
-            res.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
-            // The heuristic looks at the alignment of the address, which is known only when it runs.
             res.set_bias(u64::from(ALIGNMENT))?;
+        }
+        if problem.gelu {
+            // Its element type is the result's, as long as no other is set.
+            res.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &(n as i64))?;
+            res.set_gelu(u64::from(ALIGNMENT))?;
         }
         Ok(res)
     }
@@ -246,6 +254,10 @@ impl Descriptors {
 
     fn set_bias(&self, address: u64) -> Result<(), RunError> {
         self.set(DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)
+    }
+
+    fn set_gelu(&self, address: u64) -> Result<(), RunError> {
+        self.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &address)
     }
 
     /// What the heuristic proposes, at most `n`, its best guess first; not empty.
@@ -337,6 +349,9 @@ impl Descriptors {
         if let Some(bias) = at.bias {
             self.set_bias(bias)?;
         }
+        if let Some(gelu) = at.gelu {
+            self.set_gelu(gelu)?;
+        }
         let one = 1.0f32;
         let beta = if at.c.is_some() { 1.0f32 } else { 0.0 };
         lt!(
@@ -369,6 +384,16 @@ fn operation(lt: &'static CublasLt) -> Result<Owned<cublasLtMatmulDescOpaque_t>,
     let mut raw = ptr::null_mut();
     lt!(lt, cublasLtMatmulDescCreate(&mut raw, compute, scale))?;
     Ok(Owned { raw, free: lt.cublasLtMatmulDescDestroy })
+}
+
+/// What is done with the sum on the way out.
+fn epilogue(problem: &Problem) -> cublasLtEpilogue_t {
+    match (problem.gelu, problem.bias) {
+        (false, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
+        (false, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS,
+        (true, false) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX,
+        (true, true) => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+    }
 }
 
 /// `CUBLAS_OP_N` or `CUBLAS_OP_T`.
@@ -438,6 +463,7 @@ struct Addresses {
     b: u64,
     c: Option<u64>,
     bias: Option<u64>,
+    gelu: Option<u64>,
     out: u64,
 }
 
@@ -445,7 +471,7 @@ struct Addresses {
 #[derive(Debug)]
 pub struct Gemm {
     call: GemmCall,
-    /// A run puts the address of the bias there.
+    /// A run puts the addresses of the bias and of the activated sum there.
     descriptors: Mutex<Descriptors>,
     algorithm: Algorithm,
 }
@@ -481,6 +507,7 @@ impl Gemm {
             b: addresses(self.call.b.at),
             c: self.call.c.map(addresses),
             bias: self.call.bias.map(addresses),
+            gelu: self.call.gelu.map(addresses),
             out: addresses(self.call.out),
         };
         let descriptors = self.descriptors.lock().unwrap_or_else(PoisonError::into_inner);
@@ -501,6 +528,7 @@ mod tests {
             b: Matrix { at: Pointer::Arg(1), dtype: DType::Bf16, transposed: true },
             c: Some(Pointer::Arg(2)),
             bias: None,
+            gelu: None,
             out: Pointer::Result(0),
             out_dtype: DType::F32,
         }
@@ -510,6 +538,11 @@ mod tests {
     fn a_problem_is_written_as_its_operands_are_stored() {
         let text = "bf16[8192, 4096] bf16[6144, 4096]^T -> f32 + c";
         assert_eq!(Problem::of(&call()).to_string(), text);
+        let mut mlp = call();
+        (mlp.c, mlp.bias, mlp.gelu) = (None, Some(Pointer::Arg(2)), Some(Pointer::Result(1)));
+        mlp.out_dtype = DType::Bf16;
+        let text = "bf16[8192, 4096] bf16[6144, 4096]^T -> bf16 + bias, gelu";
+        assert_eq!(Problem::of(&mlp).to_string(), text);
     }
 
     #[test]
@@ -520,6 +553,19 @@ mod tests {
         assert_eq!(Problem::of(&other), Problem::of(&call()));
         other.c = None;
         assert_ne!(Problem::of(&other), Problem::of(&call()));
+    }
+
+    #[test]
+    fn each_way_out_has_an_epilogue_of_its_own() {
+        let mut it = call();
+        let mut found = Vec::new();
+        for (bias, gelu) in [(false, false), (true, false), (false, true), (true, true)] {
+            it.bias = bias.then_some(Pointer::Arg(2));
+            it.gelu = gelu.then_some(Pointer::Result(1));
+            found.push(epilogue(&Problem::of(&it)) as u32);
+        }
+        // As in cublasLt.h: DEFAULT, BIAS, GELU_AUX, GELU_AUX_BIAS.
+        assert_eq!(found, [1, 4, 32 | 128, 32 | 128 | 4]);
     }
 
     #[test]

@@ -17,8 +17,8 @@ use crate::backend::cuda::driver::{Device, cuda};
 use crate::backend::cuda::nvrtc::{Compiler, Source};
 use crate::error::RunError;
 
-/// Dynamic shared memory that a function has without asking.
-const SHARED_DEFAULT: u32 = 48 << 10;
+/// Dynamic shared memory that a function has without asking: 48 KiB, less what it declares itself.
+const SHARED_DEFAULT: u32 = 32 << 10;
 
 /// A cubin, or why there is none.
 type Built = Result<Arc<Vec<u8>>, RunError>;

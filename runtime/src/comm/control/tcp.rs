@@ -27,11 +27,17 @@ pub struct Pulse {
     pub beat: Duration,
     /// Without a word of a rank. A process that is stopped or starved for so long is taken for gone.
     pub silence: Duration,
+    /// How long rank 0 stays to tell ranks that come late of a failure.
+    pub linger: Duration,
 }
 
 impl Default for Pulse {
     fn default() -> Pulse {
-        Pulse { beat: Duration::from_secs(10), silence: Duration::from_secs(90) }
+        Pulse {
+            beat: Duration::from_secs(10),
+            silence: Duration::from_secs(90),
+            linger: Duration::from_secs(10),
+        }
     }
 }
 
@@ -90,6 +96,10 @@ pub(crate) struct Inner {
 struct State {
     /// By rank: rank 0 has all others, the others have rank 0.
     peers: Vec<Option<Arc<Peer>>>,
+    /// By rank: it came and was sent away.
+    refused: Vec<bool>,
+    /// The other ranks have been told of the failure.
+    told: bool,
     /// All ranks are here.
     complete: bool,
     /// Broadcasts of rank 0 that this rank has not read.
@@ -97,6 +107,13 @@ struct State {
     positions: Vec<Option<String>>,
     /// Connections that are still read.
     readers: usize,
+}
+
+impl State {
+    fn absent(&self) -> Vec<usize> {
+        let ranks = self.peers.iter().zip(&self.refused).enumerate().skip(1);
+        ranks.filter(|(_, (peer, refused))| peer.is_none() && !**refused).map(|it| it.0).collect()
+    }
 }
 
 /// The other end of a connection.
@@ -120,6 +137,8 @@ impl Tcp {
     pub fn new(rank: u64, n_ranks: u64, host: &str, fault: &Arc<Fault>, pulse: Pulse) -> Tcp {
         let state = State {
             peers: (0..n_ranks).map(|_| None).collect(),
+            told: false,
+            refused: vec![false; n_ranks as usize],
             complete: n_ranks == 1,
             inbox: VecDeque::new(),
             positions: vec![None; n_ranks as usize],
@@ -168,7 +187,7 @@ impl Tcp {
                     inner.send_all(Kind::Beat, &[]);
                 }
                 // Short, so that the thread ends soon after the run.
-                inner.wait(beat.min(Duration::from_secs(1)));
+                inner.wait_until(beat.min(Duration::from_secs(1)), |_| inner.is_closing());
             }
         })?;
         Ok(())
@@ -196,7 +215,9 @@ impl Inner {
             // Held from before others see the peer, so that nothing is written before the greeting.
             let mut out = lock(&peer.out);
             self.place(&peer)?;
-            if let Err(error) = out.write_all(greeting) {
+            // Of a failure before it came it would not hear otherwise.
+            let failure = self.fault.get().map(|it| self.failure(&it)).unwrap_or_default();
+            if let Err(error) = out.write_all(&[greeting, &failure].concat()) {
                 lock(&self.state).peers[rank as usize] = None;
                 return Err(error.into());
             }
@@ -210,10 +231,6 @@ impl Inner {
             state.readers -= 1;
             state.peers[rank as usize] = None;
             return Err(error.into());
-        }
-        // Of a failure before it came it has not heard.
-        if let Some(error) = self.fault.get() {
-            self.tell(&error);
         }
         self.changed.notify_all();
         Ok(())
@@ -257,9 +274,27 @@ impl Inner {
 
     /// The ranks that have not come to rank 0.
     pub(crate) fn absent(&self) -> Vec<usize> {
+        lock(&self.state).absent()
+    }
+
+    /// Notes that a rank came and was sent away.
+    pub(crate) fn refuse(&self, rank: u64) {
+        if let Some(it) = lock(&self.state).refused.get_mut(rank as usize) {
+            *it = true;
+        }
+        self.changed.notify_all();
+    }
+
+    /// After a failure, waits until all ranks have come and heard of it, for some time.
+    pub(crate) fn linger(&self) {
+        self.wait_until(self.pulse.linger, |it| it.absent().is_empty());
+    }
+
+    /// Waits until it is so, at most so long.
+    fn wait_until(&self, limit: Duration, done: impl Fn(&State) -> bool) {
         let state = lock(&self.state);
-        let ranks = state.peers.iter().enumerate().skip(1);
-        ranks.filter(|it| it.1.is_none()).map(|it| it.0).collect()
+        let waited = self.changed.wait_timeout_while(state, limit, |it| !done(it));
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Rank 0 tells all that the run begins.
@@ -267,10 +302,13 @@ impl Inner {
         self.send_all(Kind::Go, &[]);
     }
 
+    /// As when the process is killed: it says nothing more, and its connections end.
     #[cfg(test)]
-    pub(crate) fn peers_for_test(&self) -> Vec<TcpStream> {
-        let out = |it: &Arc<Peer>| lock(&it.out).try_clone().expect("it is open");
-        self.peers().iter().map(out).collect()
+    pub(crate) fn die(&self) {
+        self.closing.store(true, Ordering::Relaxed);
+        for peer in self.peers() {
+            lock(&peer.out).shutdown(Shutdown::Both).expect("it is open");
+        }
     }
 
     pub(crate) fn is_complete(&self) -> bool {
@@ -279,13 +317,6 @@ impl Inner {
 
     pub(crate) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Relaxed)
-    }
-
-    /// Waits for something to change, at most so long.
-    fn wait(&self, limit: Duration) {
-        let state = lock(&self.state);
-        let waited = self.changed.wait_timeout(state, limit);
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
     fn peers(&self) -> Vec<Arc<Peer>> {
@@ -302,15 +333,22 @@ impl Inner {
 
     /// Tells the other processes of a failure.
     fn tell(&self, error: &RunError) {
+        let frame = self.failure(error);
+        for peer in self.peers() {
+            let _ = peer.send_raw(&frame);
+        }
+        lock(&self.state).told = true;
+        self.changed.notify_all();
+    }
+
+    /// The frame that tells of a failure.
+    fn failure(&self, error: &RunError) -> Vec<u8> {
         let failure = Failure {
             code: error.code().to_string(),
             message: self.message(error),
             bug: error.is_bug(),
         };
-        let text = serde_json::to_vec(&failure).unwrap_or_default();
-        self.send_all(Kind::Fail, &text);
-        let _state = lock(&self.state);
-        self.changed.notify_all();
+        frame(Kind::Fail, &serde_json::to_vec(&failure).unwrap_or_default())
     }
 
     /// The error as others should see it: with the rank that it is from.
@@ -368,26 +406,21 @@ impl Inner {
     /// Ends all connections, after the last words have been said and heard.
     fn close(&self) {
         let failed = self.fault.get().is_some();
+        if failed {
+            // Another thread may be about to.
+            self.wait_until(CLOSE_LIMIT, |it| it.told);
+        }
         if self.closing.swap(true, Ordering::Relaxed) {
             return;
         }
+        self.changed.notify_all();
         for peer in self.peers() {
             if !failed {
                 let _ = peer.send_raw(&frame(Kind::Bye, &[]));
             }
             let _ = lock(&peer.out).shutdown(Shutdown::Write);
         }
-        let until = Instant::now() + CLOSE_LIMIT;
-        let mut state = lock(&self.state);
-        while state.readers > 0 {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            let waited = self.changed.wait_timeout(state, left);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        drop(state);
+        self.wait_until(CLOSE_LIMIT, |it| it.readers == 0);
         for peer in self.peers() {
             let _ = lock(&peer.out).shutdown(Shutdown::Both);
         }

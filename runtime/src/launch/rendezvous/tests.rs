@@ -148,7 +148,9 @@ fn another_world_size_is_refused() {
 #[test]
 fn a_rank_that_comes_twice_is_refused() {
     let master = master(&[free_port()]);
-    let met = meet_all(&[meeting(0, 3, &master), meeting(1, 3, &master), meeting(1, 3, &master)]);
+    // Rank 2 does not come at all.
+    let pulse = Pulse { linger: Duration::ZERO, ..Pulse::default() };
+    let met = meet_all(&[0, 1, 1].map(|it| Meeting { pulse, ..meeting(it, 3, &master) }));
     for error in errors(met) {
         assert!(error.starts_with("rank 1 came twice: from "), "{error}");
     }
@@ -272,9 +274,7 @@ fn a_failure_ends_all_with_its_cause() {
 fn a_rank_that_dies_ends_all() {
     for dying in [0, 2] {
         let ranks = together(4);
-        for peer in ranks[dying].inner().peers_for_test() {
-            peer.shutdown(std::net::Shutdown::Both).expect("it is open");
-        }
+        ranks[dying].inner().die();
         for (rank, it) in ranks.iter().enumerate().filter(|it| it.0 != dying) {
             let error = fault(it);
             assert_eq!(error.code(), "PL0565", "rank {rank}: {error}");
@@ -290,8 +290,8 @@ fn a_rank_that_dies_ends_all() {
 fn a_rank_that_is_silent_ends_all() {
     let master = master(&[free_port()]);
     let long = Duration::from_secs(600);
-    let mute = Pulse { beat: long, silence: long };
-    let strict = Pulse { beat: Duration::from_millis(50), silence: Duration::from_secs(1) };
+    let mute = Pulse { beat: long, silence: long, linger: long };
+    let strict = Pulse { beat: Duration::from_millis(50), silence: Duration::from_secs(1), ..mute };
     let pulses = [strict, mute, strict];
     let meetings: Vec<Meeting> = (0..3u64)
         .map(|it| Meeting { pulse: pulses[it as usize], ..meeting(it, 3, &master) })

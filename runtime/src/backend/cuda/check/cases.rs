@@ -2,10 +2,10 @@
 
 use ir::ops::{
     Activation, ActivationGrad, ActivationKind, Adam, AdamW, Add, Attention, AttentionGrad,
-    BiasAdd, Cast, CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, Dropout, Embedding,
-    EmbeddingGrad, Glu, GluGrad, GluKind, LayerNorm, LayerNormGrad, LocalBound, Matmul, Mul,
-    Number, Op, OpKind, RmsNorm, RmsNormGrad, Rope, Sample, SampleInput, Scale, Sgd, SumLeading,
-    SumSquares, Tensor, Transpose, Values, apply,
+    BiasAdd, Cast, CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, CrossEntropy, Dropout,
+    Embedding, EmbeddingGrad, Glu, GluGrad, GluKind, LayerNorm, LayerNormGrad, LocalBound, Matmul,
+    Mul, Number, Op, OpKind, RmsNorm, RmsNormGrad, Rope, Sample, SampleInput, Scale, Sgd,
+    SumLeading, SumSquares, Tensor, Transpose, Values, apply,
 };
 use ir::{DType, TensorType};
 
@@ -227,6 +227,15 @@ fn cross_entropy() -> Vec<Case> {
             }
         }
     }
+    // Rows without a vector, that shared memory keeps whole (one with all that needs no asking), or in part.
+    for v in [3, 1003, 24_576, 32_000, 128_259] {
+        for (ignore_index, eps) in [(-100, 0.0), (1, 0.1)] {
+            let op = CrossEntropy { ignore_index, label_smoothing: eps.into() };
+            let sample = Sample::floats(op, &[&[ROWS, v], &[ROWS]]);
+            // Few labels, so that one of them is that which does not count.
+            res.extend(in_both(sample.fill(1, Values::Ids(v.min(7) as u32))));
+        }
+    }
     for ignore_index in [-100, 1] {
         let n: &[u64] = &[3001];
         let loss = Sample::floats(CeLoss { ignore_index }, &[n; 4]);
@@ -261,7 +270,8 @@ fn embedding() -> Vec<Case> {
 
 fn matmul() -> Vec<Case> {
     let mut res = Vec::new();
-    for (m, n, k) in [(1, 5, 3), (129, 257, 191), (64, 1000, 520), (300, 16, 1000)] {
+    let sizes = [(1, 5, 3), (1, 8, 16), (129, 257, 191), (64, 1000, 520), (300, 16, 1000)];
+    for (m, n, k) in sizes {
         for (transpose_a, transpose_b) in [(false, false), (false, true), (true, false)] {
             let a: &[u64] = if transpose_a { &[k, m] } else { &[m, k] };
             let b: &[u64] = if transpose_b { &[n, k] } else { &[k, n] };
@@ -273,7 +283,10 @@ fn matmul() -> Vec<Case> {
                 res.extend(floats(Matmul { bias: true, ..op.clone() }, &[a, b, row]));
                 let both = Matmul { bias: true, accumulate: true, ..op.clone() };
                 res.extend(floats(both, &[a, b, c, row]));
+                let mlp = Matmul { bias: true, gelu: true, ..op.clone() };
+                res.extend(floats(mlp, &[a, b, row]));
             }
+            res.extend(floats(Matmul { gelu: true, ..op.clone() }, &[a, b]));
             // Gradients of weights: bf16 operands, summed up in f32.
             for accumulate in [false, true] {
                 let op = Matmul { accumulate, out: Some(DType::F32), ..op.clone() };

@@ -109,6 +109,8 @@ struct Scratch {
     b: u64,
     out: u64,
     bias: u64,
+    /// Empty where nothing is activated.
+    gelu: u64,
     workspace: u64,
     /// Of all.
     bytes: u64,
@@ -129,6 +131,7 @@ impl Scratch {
             b: take(k, n, b.0.bytes()),
             out: take(m, n, out.bytes()),
             bias: take(1, n, out.bytes()),
+            gelu: take(if problem.gelu { m } else { 0 }, n, out.bytes()),
             workspace: take(1, GEMM_WORKSPACE as usize, 1),
             bytes: end,
         }
@@ -141,6 +144,7 @@ impl Scratch {
             b: base + self.b,
             c: problem.accumulate.then_some(base + self.out),
             bias: problem.bias.then_some(base + self.bias),
+            gelu: problem.gelu.then_some(base + self.gelu),
             out: base + self.out,
         }
     }
@@ -305,7 +309,8 @@ mod tests {
 
     fn problem(m: usize) -> Problem {
         let (a, b) = ((DType::Bf16, true), (DType::Bf16, false));
-        Problem { m, n: 3, k: 5, a, b, out: DType::F32, accumulate: true, bias: true }
+        let (accumulate, bias, gelu) = (true, true, false);
+        Problem { m, n: 3, k: 5, a, b, out: DType::F32, accumulate, bias, gelu }
     }
 
     #[test]
@@ -350,7 +355,11 @@ mod tests {
         assert_eq!([it.a, it.b, it.out, it.bias, it.workspace], [0, 256, 512, 768, 1024]);
         assert_eq!(it.bytes, 1024 + (64 << 20));
         let at = it.addresses(1 << 20, &problem(7));
-        assert_eq!((at.c, at.bias), (Some(at.out), Some((1 << 20) + 768)));
+        assert_eq!((at.c, at.bias, at.gelu), (Some(at.out), Some((1 << 20) + 768), None));
+        let mlp = Problem { accumulate: false, gelu: true, ..problem(7) };
+        let it = Scratch::of(&mlp);
+        assert_eq!([it.gelu, it.workspace], [1024, 1280]);
+        assert_eq!(it.addresses(1 << 20, &mlp).gelu, Some((1 << 20) + 1024));
     }
 
     #[test]
