@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use ir::ops::{
     Activation, ActivationKind, Adam, AdamW, Assignment, Attention, AttentionGrad, BiasAdd, CeLoss,
-    CeMax, CeStats, ClipScale, Conflict, Dropout, Embedding, GradError, LayerNorm, Llama3Scaling,
-    Matmul, Number, Op, OpKind, RmsNorm, Rope, Sample, SampleInput, Sgd, SplitDim, Tensor, Values,
+    CeMax, CeStats, ClipScale, Conflict, Dropout, Embedding, Glu, GluKind, GradError, LayerNorm,
+    Llama3Scaling, Matmul, Number, Op, OpKind, RmsNorm, Rope, Sample, SampleInput, Sgd, SplitDim,
+    Tensor, Values,
 };
 use ir::placement::{Mesh, ReduceOp, Sharding};
 use ir::random::stream_key;
@@ -142,6 +143,26 @@ fn results_in_place_are_as_large_as_their_operand() {
             assert_eq!(results[result].bytes(), types[operand].bytes(), "{}", sample.op.to_text());
         }
     }
+}
+
+/// Bit by bit: what is made again in the backward pass is what the forward pass used.
+#[test]
+fn gradients_of_glus_give_what_glus_make() {
+    let again = |sample: &Sample| match &sample.op {
+        Op::GluGrad(it) if it.recompute => Some(it.kind),
+        _ => None,
+    };
+    let mut n_checked = 0;
+    for sample in OpKind::GluGrad.samples() {
+        let Some(kind) = again(&sample) else { continue };
+        let (types, operands) = (types(&sample), operands(&sample));
+        let types: Vec<&TensorType> = types.iter().collect();
+        let found = apply(&sample.op, &operands, &types);
+        let expect = apply(&Glu { kind }.into(), &operands[1..], &types[1..]);
+        assert_eq!(found[2].data, expect[0].data, "{}", sample.op.to_text());
+        n_checked += 1;
+    }
+    assert_eq!(n_checked, GluKind::ALL.len());
 }
 
 /// The gradients of all operands in the sum of `weights * result`, and those weights.

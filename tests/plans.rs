@@ -40,7 +40,9 @@ fn collectives_of_llama3_8b_are_the_ideal() {
         ("tp", "all_gather", 4 * L + 2),
         ("tp", "reduce_scatter", 4 * L + 2),
         ("dp", "all_gather", 2 * L + 1),
-        ("dp", "reduce_scatter", L + 1),
+        // Embedding and head are units of their own: one call more than the ideal, so that the head's
+        // gradient need not be kept through the backward pass.
+        ("dp", "reduce_scatter", L + 2),
         // Norm weights in one call; maximum, then sums, of the vocabulary-parallel cross-entropy.
         ("tp", "all_reduce", 3),
         // The loss and its token count.
@@ -65,7 +67,7 @@ fn collectives_of_llama3_8b_are_the_ideal() {
 fn keeping_weights_after_forward_saves_their_second_gather() {
     let plan = compile(&example("llama3-8b"), "2x4", &[("fsdp.reshard_after_forward", "false")]);
     let summary = Summary::of(&plan);
-    assert_eq!(calls(&summary, "dp", "all_gather"), 33);
+    assert_eq!(calls(&summary, "dp", "all_gather"), 34);
     println!("ring wire, GB, weights kept: planc {:.2}", wire_gb(&summary));
     assert!(wire_gb(&summary) <= 10.6, "{}", wire_gb(&summary));
 }

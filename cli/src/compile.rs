@@ -117,7 +117,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         input::check_output(&output, &args.input)?;
     }
     let emit_after = args.emit.and_then(Emit::last_pass);
-    let mut options = codegen::Options::default();
+    let mut options = args.model.options();
     options.dump_after.extend(args.dump_ir_after.iter().cloned());
     options.dump_after.extend(emit_after.map(str::to_string));
     let result = codegen::compile(graph, &options);

@@ -23,6 +23,31 @@ pub struct ModelArgs {
     /// Replaces a value of the model, as in `precision.compute=bf16`.
     #[arg(long = "set", value_name = "PATH=VALUE")]
     pub overrides: Vec<String>,
+    /// How many FSDP units ahead weights are gathered in the forward pass: 0 gathers them when they
+    /// are needed, more hides slower links and takes more memory. 1 by default.
+    #[arg(long, value_name = "UNITS")]
+    pub prefetch_forward: Option<u16>,
+    /// The same for weights that the backward pass gathers again.
+    #[arg(long, value_name = "UNITS")]
+    pub prefetch_backward: Option<u16>,
+}
+
+impl ModelArgs {
+    /// How to compile.
+    pub fn options(&self) -> codegen::Options {
+        let mut res = codegen::Options::default();
+        let schedule = &mut res.schedule;
+        let given = |it: Option<u16>, default: usize| it.map_or(default, usize::from);
+        schedule.prefetch_forward = given(self.prefetch_forward, schedule.prefetch_forward);
+        schedule.prefetch_backward = given(self.prefetch_backward, schedule.prefetch_backward);
+        res
+    }
+
+    /// An option that has no meaning for a plan.
+    fn of_schedule(&self) -> Option<&'static str> {
+        let forward = self.prefetch_forward.map(|_| "--prefetch-forward");
+        forward.or(self.prefetch_backward.map(|_| "--prefetch-backward"))
+    }
 }
 
 /// A file as text.
@@ -87,6 +112,10 @@ impl File<'_> {
             return Err(self.broken(first, rest.len()));
         }
         self.check_mesh(mesh, args.mesh.as_deref())?;
+        if let (Program::Plan(_), Some(it)) = (&program, args.of_schedule()) {
+            let message = format!("`{it}` cannot change what is compiled already");
+            return Err(Failure::new("PL0609", message).help("give it when you compile the model"));
+        }
         Ok(match program {
             Program::Graph(graph) if graph.phase != ir::Phase::Logical => {
                 let message =
@@ -305,7 +334,7 @@ pub fn plan(path: &Path, args: &ModelArgs) -> Outcome<Plan> {
     let file = File::read(path)?;
     match file.input(args)? {
         Input::Plan(plan) => Ok(plan),
-        Input::Graph(graph, _) => match codegen::compile(graph, &codegen::Options::default()) {
+        Input::Graph(graph, _) => match codegen::compile(graph, &args.options()) {
             Ok(compiled) => Ok(compiled.plan),
             Err(it) => Err(file.pass_failure(&it.error)),
         },

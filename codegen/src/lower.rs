@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
 use ir::graph::{Def, Store};
+use ir::ops::CollectiveKind;
 use ir::placement::AxisSet;
 use ir::plan::{
     Buffer, BufferData, Comm, Instruction, Part, Plan, PlanParam, PlanSection, Role, Stream,
@@ -37,6 +38,7 @@ pub fn lower(graph: &Graph) -> Plan {
         homes: &homes,
         buffer_of: SecondaryMap::new(),
         compute: Stream::new(0),
+        comms: BTreeMap::new(),
         plan: empty_plan(graph),
     };
     lowering.leaves();
@@ -236,6 +238,8 @@ struct Lowering<'a> {
     buffer_of: SecondaryMap<Value, Option<Buffer>>,
     /// What everything is queued on.
     compute: Stream,
+    /// By axes, and whether weights are gathered.
+    comms: BTreeMap<(AxisSet, bool), Comm>,
     plan: Plan,
 }
 
@@ -283,7 +287,7 @@ impl Lowering<'_> {
             Op::Collective(it) => {
                 let inputs = data.inputs.iter().map(|&it| self.buffer(it));
                 let parts = inputs.zip(results).map(|(src, dst)| Part { src, dst }).collect();
-                let comm = self.comm(it.axes);
+                let comm = self.comm(it.axes, self.gathers_weights(node));
                 Instruction::Collective { kind: it.kind, comm, parts, stream: self.compute }
             }
             op => Instruction::Compute {
@@ -309,9 +313,20 @@ impl Lowering<'_> {
         }
     }
 
-    fn comm(&mut self, axes: AxisSet) -> Comm {
-        let known = self.plan.comms.iter().find(|it| *it.1 == axes).map(|it| it.0);
-        known.unwrap_or_else(|| self.plan.comms.push(axes))
+    /// Weights are gathered on a communicator of their own, so that a gather does not wait for the
+    /// reduction of gradients in front of it.
+    fn comm(&mut self, axes: AxisSet, gathers_weights: bool) -> Comm {
+        let make = || self.plan.comms.push(axes);
+        *self.comms.entry((axes, gathers_weights)).or_insert_with(make)
+    }
+
+    /// Whether a collective gathers what is there from the start.
+    fn gathers_weights(&self, node: Node) -> bool {
+        let data = &self.graph.nodes[node];
+        let is_weight = |&it: &Value| matches!(self.graph.values[it].def, Def::Param | Def::State);
+        let gathers =
+            matches!(&data.op, Op::Collective(it) if it.kind == CollectiveKind::AllGather);
+        gathers && data.inputs.iter().all(is_weight)
     }
 
     /// Writes the states of `section` whose next content was not made in their buffers. All of them

@@ -63,7 +63,8 @@ proptest! {
     ) {
         let graph = random::graph(&mut Choices(seed), n_nodes);
         prop_assert_eq!(verify::graph::verify(&graph), []);
-        let schedule = ScheduleOverlap { prefetch, in_flight };
+        let (prefetch_forward, prefetch_backward) = (prefetch, (prefetch + in_flight) % 3);
+        let schedule = ScheduleOverlap { prefetch_forward, prefetch_backward, in_flight };
         let (lowered, plan) = planned(&graph, schedule).map_err(TestCaseError::fail)?;
         let expected = interpret::graph(&graph);
         let states = |it: &interpret::Outcome| -> interpret::Outcome {

@@ -1,4 +1,4 @@
-// `glu` and `glu_grad`. Macros: X, UP and DY (element types of gate, up and the gradient), ACT (one of
+// `glu`, `glu_grad`, and both at once. Macros: X, UP and DY (element types of gate, up and the gradient), ACT (one of
 // activation.cuh), UNROLL.
 
 #include "common.cuh"
@@ -15,5 +15,16 @@ extern "C" __global__ void glu_grad(X* dgate, UP* dup, const DY* dy, const X* ga
         n, tensors(dgate, dup), tensors(dy, gate, up), [](const float* x, float* y) {
             y[0] = x[0] * x[2] * ACT::slope(x[1]);
             y[1] = x[0] * ACT::apply(x[1]);
+        });
+}
+
+// With what `glu` makes, from the same registers; it may take the place of dy.
+extern "C" __global__ void glu_grad_recompute(
+    X* dgate, UP* dup, X* again, const DY* dy, const X* gate, const UP* up, i64 n) {
+    map<vector_length<X, UP, DY>(), UNROLL>(
+        n, tensors(dgate, dup, again), tensors(dy, gate, up), [](const float* x, float* y) {
+            y[0] = x[0] * x[2] * ACT::slope(x[1]);
+            y[1] = x[0] * ACT::apply(x[1]);
+            y[2] = ACT::apply(x[1]) * x[2];
         });
 }

@@ -11,18 +11,21 @@
 //! norm (add x, y)                     norm with a residual, which gives the sum as well
 //! cast (adamw).p                      adamw that gives p in both types
 //! slice (embedding_grad)              embedding_grad of the rows held
+//! backward: glu gate, up              glu_grad that gives it as well
 //! ```
 //!
-//! What is in brackets must have no other reader, but for the last three rules. Sums are rounded once
+//! What is in brackets must have no other reader, but for the last four rules. Sums are rounded once
 //! instead of twice. A value keeps its name and has another maker.
 //!
 //! One walk in program order, with the numbers of readers at hand: each rule looks at a node and at
-//! the makers of its operands. A maker that is earlier than what it is to add moves to its reader.
+//! the makers of its operands. A maker that is earlier than what it is to add moves to its reader. The
+//! last rule moves readers behind a maker, and comes before the walk.
 
 mod activation;
 mod add;
 mod cross_entropy;
 mod embedding;
+mod glu;
 mod widen;
 
 use cranelift_entity::SecondaryMap;
@@ -47,6 +50,7 @@ impl Pass<Graph> for Fuse {
 
     fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
         let order = std::mem::take(&mut graph.order);
+        let order = glu::with_gradients(graph, order);
         let mut walk = Walk::new(graph, &order);
         order.iter().for_each(|&it| walk.node(it));
         let Walk { places, .. } = walk;

@@ -1,8 +1,9 @@
 //! `rematerialize`: computes again in the backward pass what is too large to keep until then.
 //!
 //! Two policies, one mechanism. Gathered weights of a unit with `reshard_after_forward` are gathered
-//! again; activations of a checkpointed unit are computed again from what entered it, or from what is
-//! kept of it, by clones of the very nodes that made them, collectives and their axes included. A clone is placed in front of
+//! again, but for those of the last unit, with which the backward pass starts. Activations of a
+//! checkpointed unit are computed again from what entered it, or from what is kept of it, by clones of
+//! the very nodes that made them, collectives and their axes included. A clone is placed in front of
 //! the first backward node that needs it.
 //!
 //! ```text
@@ -48,9 +49,11 @@ impl Pass<Graph> for Rematerialize {
     }
 }
 
-/// Forward nodes whose results are not kept for the backward pass. What another unit reads is kept.
+/// Forward nodes whose results are not kept for the backward pass. What another unit reads is kept, and
+/// so are the weights of the unit whose backward pass comes first.
 fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
     let mut res = SecondaryMap::new();
+    let mut gathers: Vec<Node> = Vec::new();
     let mut gathered: SecondaryMap<Value, bool> = SecondaryMap::new();
     for &node in &graph.order {
         let data = &graph.nodes[node];
@@ -67,6 +70,7 @@ fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
             matches!(data.op, Op::Collective(_)) && data.inputs.iter().all(|&it| is_weight(it));
         res[node] = if gather {
             data.results.iter().for_each(|&it| gathered[it] = true);
+            gathers.push(node);
             scope.reshard_after_forward
         } else {
             match &scope.checkpoint {
@@ -76,6 +80,10 @@ fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
                 Checkpoint::Recompute(ops) => ops.iter().any(|it| it == name(&data.op)),
             }
         };
+    }
+    let last = gathers.iter().rfind(|&&it| res[it]).map(|&it| unit(graph, it));
+    for &gather in gathers.iter().filter(|&&it| Some(unit(graph, it)) == last) {
+        res[gather] = false;
     }
     for &node in &graph.order {
         let data = &graph.nodes[node];

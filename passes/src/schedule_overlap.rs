@@ -10,8 +10,11 @@
 //! s0: %h1 = matmul %h0, %w1.full    s0: %h1 = matmul %h0, %w1.full
 //! ```
 //!
-//! * A gather of what is there from the start (weights) is issued before the first use of the gather
-//!   `prefetch` ahead of it on its communicator, and no earlier, so that gathered weights do not pile up.
+//! * A gather of what is there from the start (weights) is issued where its unit's work is `prefetch_forward`
+//!   units ahead, and no earlier, so that gathered weights do not pile up; what is gathered a second time,
+//!   `prefetch_backward` units ahead. A unit that keeps its weights for the backward pass counts again where
+//!   one of them is read again.
+//! * It goes before a reduction that is ready at the same point: more waits for it.
 //! * Another gather may be issued before the first use of the collective ahead of it.
 //! * A reduction is issued as soon as its operands are there. What only serves to store a result (a
 //!   cast, an accumulation) is issued when that is there, and the result of a reduction is taken to be
@@ -24,7 +27,7 @@
 //! vector clock shows that one stream does not know of the other yet.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, VecDeque};
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 use ir::ops::CollectiveKind;
@@ -41,14 +44,16 @@ use crate::{Pass, PassError};
 #[derive(Debug, Clone, Copy)]
 pub struct ScheduleOverlap {
     /// How many gathers are issued before the first of them is used. 0: none is issued early.
-    pub prefetch: usize,
+    pub prefetch_forward: usize,
+    /// The same for what is gathered again for the backward pass.
+    pub prefetch_backward: usize,
     /// How many reductions are issued before the result of the first of them is used.
     pub in_flight: usize,
 }
 
 impl Default for ScheduleOverlap {
     fn default() -> ScheduleOverlap {
-        ScheduleOverlap { prefetch: 1, in_flight: 1 }
+        ScheduleOverlap { prefetch_forward: 1, prefetch_backward: 1, in_flight: 1 }
     }
 }
 
@@ -67,7 +72,8 @@ impl Pass<Plan> for ScheduleOverlap {
             let instructions = std::mem::take(&mut plan.sections[section as usize]);
             let dependencies = dependencies(&instructions);
             let order = self.order(&instructions, &dependencies);
-            plan.sections[section as usize] = issue(plan, instructions, &dependencies, &order);
+            plan.sections[section as usize] =
+                issue(plan, instructions, &dependencies, &order, self.in_flight);
         }
         plan.phase = Phase::Scheduled;
         Ok(())
@@ -90,6 +96,10 @@ fn assign_streams(plan: &mut Plan) {
             *stream = comm.and_then(|it| of[it]).unwrap_or(*stream);
         }
     }
+}
+
+fn reduces(instruction: &Instruction) -> bool {
+    matches!(instruction, Instruction::Collective { kind, .. } if kind.reduce().is_some())
 }
 
 /// The communicator on which an instruction moves data.
@@ -154,6 +164,8 @@ type Key = (u32, Side, u32);
 enum Side {
     Before,
     At,
+    /// A gather of weights.
+    Gather,
     After,
     Last,
 }
@@ -190,6 +202,7 @@ impl ScheduleOverlap {
         let mut keys: Vec<Key> =
             (0..instructions.len() as u32).map(|it| (it, Side::At, it)).collect();
         let mut of_comm: SecondaryMap<Comm, Chain> = SecondaryMap::new();
+        let gathers = Gathers::find(instructions, dependencies);
         for (index, instruction) in instructions.iter().enumerate() {
             let (Some(comm), Instruction::Collective { kind, .. }) =
                 (comm(instruction), instruction)
@@ -202,12 +215,14 @@ impl ScheduleOverlap {
             let operands = before.map(|it| keys[it.index()].0).max();
             let first_use = first_use(dependencies, node).unwrap_or(index as u32);
             let wish = match operands {
-                None if *kind == CollectiveKind::AllGather && self.prefetch > 0 => {
-                    let ahead = chain.gathers.len().checked_sub(self.prefetch);
-                    let wish = ahead.map_or(0, |it| chain.gathers[it]).max(chain.last_gather);
-                    chain.gathers.push(first_use);
+                None if *kind == CollectiveKind::AllGather => {
+                    let ahead = match gathers.again[index] {
+                        true => self.prefetch_backward,
+                        false => self.prefetch_forward,
+                    };
+                    let wish = gathers.point(comm, first_use, ahead).max(chain.last_gather);
                     chain.last_gather = wish;
-                    (wish, Side::Before, index as u32)
+                    (wish.0, wish.1, index as u32)
                 }
                 None => keys[index],
                 Some(operands) if kind.reduce().is_some() => (operands, Side::After, index as u32),
@@ -274,15 +289,89 @@ fn is_light(instruction: &Instruction) -> bool {
     }
 }
 
+/// Gathers of what is there from the start.
+#[derive(Debug, Default)]
+struct Gathers {
+    /// By instruction: it gathers what was gathered before.
+    again: Vec<bool>,
+    /// Where, in program order, units start that read what is gathered on a communicator: at the first
+    /// use of a gather, and where something of it is read for the second time.
+    starts: SecondaryMap<Comm, Vec<u32>>,
+    /// By instruction: the last one before it that communicates with nobody.
+    before: Vec<Option<u32>>,
+}
+
+impl Gathers {
+    fn find(instructions: &[Instruction], dependencies: &Dependencies) -> Gathers {
+        let mut res = Gathers { again: vec![false; instructions.len()], ..Gathers::default() };
+        let mut known: SecondaryMap<Buffer, bool> = SecondaryMap::new();
+        // The communicator of what is in a buffer, and how often it was read.
+        let mut held: SecondaryMap<Buffer, Option<(usize, u32)>> = SecondaryMap::new();
+        let mut of_gather: Vec<(Comm, [Option<u32>; 2])> = Vec::new();
+        let mut last = None;
+        for (index, instruction) in instructions.iter().enumerate() {
+            for buffer in instruction.reads() {
+                let Some((gather, n_reads)) = &mut held[buffer] else { continue };
+                if let Some(start) = of_gather[*gather].1.get_mut(*n_reads as usize) {
+                    start.get_or_insert(index as u32);
+                }
+                *n_reads += 1;
+            }
+            res.before.push(last);
+            let node = NodeIndex::new(index);
+            let is_leaf =
+                dependencies.neighbors_directed(node, Direction::Incoming).next().is_none();
+            match (comm(instruction), instruction) {
+                (
+                    Some(comm),
+                    Instruction::Collective { kind: CollectiveKind::AllGather, parts, .. },
+                ) if is_leaf => {
+                    res.again[index] = parts.iter().any(|it| known[it.src]);
+                    for part in parts {
+                        known[part.src] = true;
+                        held[part.dst] = Some((of_gather.len(), 0));
+                    }
+                    of_gather.push((comm, [None; 2]));
+                }
+                (Some(_), _) => (),
+                (None, _) => last = Some(index as u32),
+            }
+        }
+        for (comm, starts) in of_gather {
+            res.starts[comm].extend(starts.into_iter().flatten());
+        }
+        for comm in res.starts.keys().collect::<Vec<_>>() {
+            res.starts[comm].sort();
+        }
+        res
+    }
+
+    /// Where to issue a gather that is first used at `first_use`, so that it is `ahead` units early:
+    /// behind what comes before that unit's work.
+    fn point(&self, comm: Comm, first_use: u32, ahead: usize) -> (u32, Side) {
+        let starts = &self.starts[comm];
+        let own = starts.partition_point(|&it| it < first_use);
+        let start = own.checked_sub(ahead).map(|it| starts.get(it).copied().unwrap_or(first_use));
+        match start.and_then(|it| self.before[it as usize]) {
+            Some(before) => (before, Side::Gather),
+            None => (0, Side::Before),
+        }
+    }
+}
+
 /// Collectives of one communicator so far.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 struct Chain {
-    /// First use of each gather of what is there from the start.
-    gathers: Vec<u32>,
-    /// Where the last of these is issued.
-    last_gather: u32,
+    /// Where the last gather of what is there from the start is issued.
+    last_gather: (u32, Side),
     /// First use of the last collective.
     first_use: u32,
+}
+
+impl Default for Chain {
+    fn default() -> Chain {
+        Chain { last_gather: (0, Side::Before), first_use: 0 }
+    }
 }
 
 /// The first instruction, in program order, that reads what `node` makes.
@@ -297,8 +386,9 @@ fn issue(
     instructions: Vec<Instruction>,
     dependencies: &Dependencies,
     order: &[NodeIndex],
+    in_flight: usize,
 ) -> Vec<Instruction> {
-    let waits = waits(plan, &instructions, dependencies, order);
+    let waits = waits(plan, &instructions, dependencies, order, in_flight);
     let mut wanted = vec![false; instructions.len()];
     waits.iter().flatten().for_each(|&it| wanted[it as usize] = true);
     let mut event_of: Vec<Option<Event>> = vec![None; instructions.len()];
@@ -322,26 +412,38 @@ fn issue(
     res
 }
 
-/// For each instruction in issue order, those that its stream must wait for.
+/// For each instruction in issue order, those that its stream must wait for. The compute stream waits
+/// for reductions, of which `in_flight` may follow, so that it knows when their operands' memory is free.
 fn waits(
     plan: &Plan,
     instructions: &[Instruction],
     dependencies: &Dependencies,
     order: &[NodeIndex],
+    in_flight: usize,
 ) -> Vec<SmallVec<[u32; 2]>> {
     let mut clocks = Clocks::new(plan.streams.len(), instructions.len() as u32);
     let mut issued: Vec<(usize, u32)> = vec![(0, 0); instructions.len()];
     let mut last_compute: Option<usize> = None;
+    let mut reductions: SecondaryMap<Comm, VecDeque<usize>> = SecondaryMap::new();
+    let mut awaited: SmallVec<[usize; 2]> = SmallVec::new();
     let mut res = Vec::with_capacity(order.len());
     for (at, &node) in order.iter().enumerate() {
         let instruction = &instructions[node.index()];
         let stream = instruction.stream();
         let before = dependencies.neighbors_directed(node, Direction::Incoming);
         let mut before: SmallVec<[usize; 8]> = before.map(|it| it.index()).collect();
-        if comm(instruction).is_some() {
+        if let Some(comm) = comm(instruction) {
             before.extend(last_compute);
+            if reduces(instruction) {
+                let chain = &mut reductions[comm];
+                chain.push_back(node.index());
+                if chain.len() > in_flight + 1 {
+                    awaited.extend(chain.pop_front());
+                }
+            }
         } else {
             last_compute = Some(node.index());
+            before.append(&mut awaited);
         }
         // The latest first: it knows of most others.
         before.sort_by_key(|&it| Reverse(issued[it].0));
@@ -427,6 +529,63 @@ mod tests {
         check(ScheduleOverlap::default(), GATHERS, expect);
     }
 
+    /// The first unit is gathered again when the backward pass of the last one, which kept its weights,
+    /// starts; before the reduction that is ready then.
+    #[test]
+    fn what_is_gathered_again_waits_for_the_backward_pass() {
+        let body = "  s0: %w0.full = all_gather %w0 on c0
+  s0: %h0 = mul %x, %w0.full
+  s0: %w1.full = all_gather %w1 on c0
+  s0: %h1 = mul %h0, %w1.full
+  s0: %g1 = to_partial(sum) %h1 on c0
+  s0: %g1.sum = reduce_scatter(sum) %g1 on c0
+  s0: %h1 = mul %h1, %w1.full
+  s0: %w2.full = all_gather %w0 on c0
+  s0: %h2 = mul %h1, %w2.full
+";
+        let expect = "  s1: %w0.full = all_gather %w0 on c0
+  s1: record e0
+  s1: %w1.full = all_gather %w1 on c0
+  s1: record e1
+  s0: wait e0
+  s0: %h0 = mul %x, %w0.full
+  s0: wait e1
+  s0: %h1 = mul %h0, %w1.full
+  s0: %g1 = to_partial(sum) %h1 on c0
+  s0: record e2
+  s1: wait e2
+  s1: %w2.full = all_gather %w0 on c0
+  s1: record e3
+  s1: %g1.sum = reduce_scatter(sum) %g1 on c0
+  s0: %h1 = mul %h1, %w1.full
+  s0: wait e3
+  s0: %h2 = mul %h1, %w2.full
+";
+        check(ScheduleOverlap::default(), body, expect);
+    }
+
+    #[test]
+    fn weights_are_gathered_as_far_ahead_as_asked() {
+        let expect = "  s1: %w0.full = all_gather %w0 on c0
+  s1: record e0
+  s1: %w1.full = all_gather %w1 on c0
+  s1: record e1
+  s1: %w2.full = all_gather %w2 on c0
+  s1: record e2
+  s0: wait e0
+  s0: %h0 = mul %x, %w0.full
+  s0: wait e1
+  s0: %h1 = mul %h0, %w1.full
+  s0: wait e2
+  s0: %h2 = mul %h1, %w2.full
+";
+        check(
+            ScheduleOverlap { prefetch_forward: 2, ..ScheduleOverlap::default() },
+            GATHERS,
+            expect,
+        );
+    }
+
     #[test]
     fn without_prefetch_nothing_moves() {
         let expect = "  s1: %w0.full = all_gather %w0 on c0
@@ -446,7 +605,11 @@ mod tests {
   s0: wait e4
   s0: %h2 = mul %h1, %w2.full
 ";
-        check(ScheduleOverlap { prefetch: 0, in_flight: 0 }, GATHERS, expect);
+        check(
+            ScheduleOverlap { prefetch_forward: 0, prefetch_backward: 0, in_flight: 0 },
+            GATHERS,
+            expect,
+        );
     }
 
     #[test]

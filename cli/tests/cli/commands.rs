@@ -167,3 +167,19 @@ fn help_fits_80_columns() {
 fn explain_prints_a_code() {
     insta::assert_snapshot!("explain", Folder::new("explain", &[]).works("explain PL0204"));
 }
+
+#[test]
+fn prefetching_is_a_choice_of_compiling() {
+    let folder = Folder::new("prefetch", &[]);
+    let plan = |options: &str| {
+        folder.works(&format!("compile model.ron --mesh 4 -q -o a.plan {options}"));
+        folder.read("a.plan")
+    };
+    let usual = plan("");
+    assert_eq!(plan("--prefetch-forward 1 --prefetch-backward 1"), usual);
+    assert_ne!(plan("--prefetch-forward 0"), usual);
+    assert_ne!(plan("--prefetch-backward 0"), usual);
+    let run = folder.planc("inspect a.plan --prefetch-forward 2");
+    assert_eq!(run.code, 1);
+    assert!(run.stderr.contains("cannot change what is compiled already"), "{}", run.stderr);
+}

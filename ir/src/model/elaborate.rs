@@ -60,6 +60,7 @@ pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
         tp: layout.tp.clone(),
         sequence_parallel: model.sequence_parallel,
         units: 0,
+        between: None,
         labels: None,
         seed: None,
     };
@@ -161,8 +162,10 @@ pub struct Cx<'a> {
     pub tp: Tp,
     /// Whether the residual stream is sequence-parallel here.
     pub sequence_parallel: bool,
-    /// FSDP units so far, without the root.
+    /// FSDP units so far, without the first.
     units: u32,
+    /// The unit of what follows the last layer, once there is something.
+    between: Option<u32>,
     /// The labels.
     pub labels: Option<Value>,
     /// The seed of dropout, once asked for.
@@ -272,7 +275,14 @@ impl<'a> Cx<'a> {
             return f(self);
         }
         let parent = self.builder.scope;
-        let data = self.builder.graph.scopes[parent].clone();
+        let mut data = self.builder.graph.scopes[parent].clone();
+        if data.parent.is_none() && self.units > 0 {
+            // What follows the layers is gathered when it is needed.
+            data.unit = *self.between.get_or_insert_with(|| {
+                self.units += 1;
+                self.units
+            });
+        }
         self.scoped_as(name, data, f)
     }
 
@@ -305,21 +315,11 @@ impl<'a> Cx<'a> {
             Units::Model => (false, outer.reshard_after_forward),
         };
         self.units += u32::from(starts);
+        self.between = None;
         let unit = if let Units::Model = fsdp.units { outer.unit } else { self.units };
         let checkpoint = checkpoint.clone();
         let data = ScopeData { unit, checkpoint, reshard_after_forward, ..outer.clone() };
         self.scoped_as(name, data, f)
-    }
-
-    /// Begins the FSDP unit of what comes behind a repeated layer.
-    pub fn behind_repeated(&mut self) {
-        let outer = self.builder.graph.scopes[self.builder.scope].clone();
-        if let Units::Model = self.model.fsdp.units {
-            return;
-        }
-        self.units += 1;
-        let data = ScopeData { unit: self.units, ..outer };
-        self.builder.scope = self.builder.graph.scopes.push(data);
     }
 
     /// The scope of the module at hand.

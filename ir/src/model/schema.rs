@@ -144,7 +144,8 @@ pub struct Fsdp {
     /// Which modules are gathered together.
     pub units: Units,
     /// Weights of repeated layers are dropped after the forward pass and gathered again for the
-    /// backward pass.
+    /// backward pass, but for the last one.
+    #[serde(deserialize_with = "reshard")]
     pub reshard_after_forward: bool,
     /// The same for all other modules: embedding, final norm, head.
     pub reshard_root: bool,
@@ -162,12 +163,29 @@ impl Default for Fsdp {
     }
 }
 
+/// A truth value; the error says what is meant by a number in PyTorch.
+fn reshard<'de, D: serde::Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    struct Reshard;
+    impl serde::de::Visitor<'_> for Reshard {
+        type Value = bool;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("true or false (weights are not resharded to a smaller group of ranks)")
+        }
+
+        fn visit_bool<E>(self, it: bool) -> Result<bool, E> {
+            Ok(it)
+        }
+    }
+    from.deserialize_any(Reshard)
+}
+
 /// Which modules make one FSDP unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Units {
-    /// One iteration of a `Repeat`; what is in front of it is a unit, and what is behind it another.
+    /// One iteration of a `Repeat`; what is before it is one unit, what is behind it another.
     EachLayer,
-    /// So many iterations of a `Repeat`; the rest likewise.
+    /// So many iterations of a `Repeat`; what is before it is one unit, what is behind it another.
     Layers(u32),
     /// The whole model is one unit.
     Model,

@@ -207,7 +207,10 @@ fn units_and_checkpoints_follow_layers() {
     assert_eq!(unit("model.embed_tokens"), (0, false, None));
     assert_eq!(unit("model.layers.0.self_attn.q_proj"), (1, true, Full));
     assert_eq!(unit("model.layers.1"), (2, true, Full));
-    assert_eq!(unit("model.norm"), (0, false, None));
+    assert_eq!(unit("model.norm"), (3, false, None));
+    assert_eq!(unit("lm_head"), (3, false, None));
+    let graph = tiny("2", &[("fsdp.units", "Model")]);
+    assert!(graph.scopes.values().all(|it| it.unit == 0));
 }
 
 #[test]
@@ -294,6 +297,13 @@ fn schema_errors_point_at_the_word() {
 
 #[test]
 fn errors_about_words_and_types() {
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, fsdp: (reshard_after_forward: 4),",
+        "1",
+        "PL0103: expected true or false (weights are not resharded to a smaller group of ranks), \
+         found the unsigned integer `4`\nat: 4",
+    );
     check_error(
         "sequence: 32,",
         "sequence: 32, checkpoint: Selective([\"attnetion\"]),",

@@ -73,7 +73,8 @@ impl OpDef for Glu {
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
         let (gate, up, grad) = (cx.inputs[0], cx.inputs[1], cx.grad(0));
-        let res = cx.ops(&[0, 1], GluGrad { kind: self.kind }, &[grad, gate, up])?;
+        let op = GluGrad { kind: self.kind, recompute: false };
+        let res = cx.ops(&[0, 1], op, &[grad, gate, up])?;
         Ok(res.into_iter().map(Some).collect())
     }
 

@@ -28,7 +28,8 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
         Op::GluGrad(it) => {
             let kind = act(it.kind.activation());
             let types = vec![typed("X", x(1)), typed("UP", x(2)), typed("DY", x(0)), kind];
-            ("glu.cu", "glu_grad", types)
+            let entry = if it.recompute { "glu_grad_recompute" } else { "glu_grad" };
+            ("glu.cu", entry, types)
         }
         Op::Cast(_) if call.results[0].dtype == x(0) => return Ok(copy(call)),
         Op::Cast(_) => ("elementwise.cu", "cast", xy(call)),

@@ -1,7 +1,7 @@
 //! Every op's programs fit their kernels: entries, parameters, pointers, grids.
 
 use ir::TensorType;
-use ir::ops::{BoundAt, Matmul, OpKind, RmsNormGrad, Rope, Sample, SumLeading};
+use ir::ops::{BoundAt, GluGrad, GluKind, Matmul, OpKind, RmsNormGrad, Rope, Sample, SumLeading};
 
 use super::*;
 
@@ -202,6 +202,17 @@ fn a_cross_entropy_keeps_a_part_of_each_row() {
     let none = lowered(&in_dtype(fill(0), DType::Bf16));
     let [Work::Launch(loss)] = none.work.as_slice() else { panic!("{none:?}") };
     assert_eq!(loss.function.entry, "ce_loss");
+}
+
+#[test]
+fn a_gradient_gives_the_glu_in_the_same_launch() {
+    let op = GluGrad { kind: GluKind::Swiglu, recompute: true };
+    let shape: &[u64] = &[8192, 14336];
+    let program = lowered(&in_dtype(Sample::floats(op, &[shape; 3]), DType::Bf16));
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!(launch.function.entry, "glu_grad_recompute");
+    let results = [0, 1, 2].map(|it| Arg::Pointer(Pointer::Result(it)));
+    assert_eq!(launch.args[..3], results);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use cudarc::driver::sys::CUstream;
 use ir::DType;
 use ir::ops::CollectiveKind;
 use ir::placement::ReduceOp;
-use ir::plan::{Comm, Instruction, Plan};
+use ir::plan::{Buffer, Comm, Instruction, Plan, Role};
 use kernels::cuda::Pointer;
 use kernels::cuda::transport::{Place, Transfer};
 
@@ -102,8 +102,9 @@ pub(crate) struct Config {
 }
 
 impl Config {
-    /// Non-blocking, and the user's NCCL settings for everything else.
-    fn new(options: CommOptions) -> Config {
+    /// Non-blocking, and the user's NCCL settings for everything else; copy engines do what they can
+    /// where memory is registered as windows.
+    fn new(windows: bool) -> Config {
         // `NCCL_CONFIG_UNDEF_INT`.
         const UNSET: i32 = i32::MIN;
         Config {
@@ -112,15 +113,15 @@ impl Config {
             version: 22809,
             blocking: 0,
             cga_cluster_size: UNSET,
-            min_ctas: options.max_ctas.map_or(UNSET, |_| 1),
-            max_ctas: options.max_ctas.unwrap_or(UNSET),
+            min_ctas: UNSET,
+            max_ctas: UNSET,
             net_name: ptr::null(),
             split_share: UNSET,
             traffic_class: UNSET,
             comm_name: ptr::null(),
             collnet_enable: UNSET,
-            // `NCCL_CTA_POLICY_ZERO`: copy engines, where windows allow it.
-            cta_policy: if options.windows { 2 } else { UNSET },
+            // `NCCL_CTA_POLICY_ZERO`.
+            cta_policy: if windows { 2 } else { UNSET },
             shrink_share: UNSET,
             nvls_ctas: UNSET,
             n_channels_per_net_peer: UNSET,
@@ -134,18 +135,17 @@ impl Config {
 pub struct CommOptions {
     /// How long ranks may take to meet.
     pub timeout: Duration,
-    /// Whether memory is registered as symmetric windows, so that copy engines do what they can.
+    /// Whether memory is registered as symmetric windows of the communicators that gather weights, so
+    /// that copy engines do it and leave multiprocessors and power to the compute stream, beside which
+    /// these gathers run.
     pub windows: bool,
-    /// The most multiprocessors that a collective takes.
-    pub max_ctas: Option<i32>,
 }
 
 impl CommOptions {
-    /// With `PLANC_NCCL_WINDOWS` of the environment (0).
+    /// With `PLANC_NCCL_WINDOWS` of the environment (1).
     pub fn from_env(timeout: Duration) -> CommOptions {
-        let set = std::env::var("PLANC_NCCL_WINDOWS");
-        let max_ctas = std::env::var("PLANC_NCCL_CTAS").ok().and_then(|it| it.parse().ok());
-        CommOptions { timeout, windows: set.is_ok_and(|it| !it.is_empty() && it != "0"), max_ctas }
+        let windows = std::env::var("PLANC_NCCL_WINDOWS").map_or(true, |it| it != "0");
+        CommOptions { timeout, windows }
     }
 }
 
@@ -174,6 +174,8 @@ pub struct Comms {
     open: Mutex<Vec<Handle>>,
     /// By communicator of the plan; `None` for groups of one and for those that no call uses.
     handles: PrimaryMap<Comm, Option<Handle>>,
+    /// Of these, those whose memory is registered as windows.
+    windowed: Vec<Handle>,
     options: CommOptions,
     control: Arc<dyn Control>,
 }
@@ -197,6 +199,7 @@ impl Comms {
             nccl: None,
             open: Mutex::new(Vec::new()),
             handles: plan.comms.values().map(|_| None).collect(),
+            windowed: Vec::new(),
             options,
             control: control.clone(),
         };
@@ -210,12 +213,16 @@ impl Comms {
         for comm in used {
             let group = &bound.groups[comm];
             let is_world = (0..control.n_ranks()).eq(group.members.iter().copied());
-            // A communicator takes half a GiB, so that of all ranks serves the plan where it can.
-            let handle = match unused.take_if(|_| is_world) {
+            let windows = options.windows && gathers_weights(plan, comm);
+            // A communicator takes memory, so that of all ranks serves the plan where it can.
+            let handle = match unused.take_if(|_| is_world && !windows) {
                 Some(world) => world,
-                None => res.split(nccl, world, (group.id as i32, group.index as i32))?,
+                None => res.split(nccl, world, (group.id as i32, group.index as i32), windows)?,
             };
             res.handles[comm] = Some(handle);
+            if windows {
+                res.windowed.push(handle);
+            }
         }
         Ok(res)
     }
@@ -301,17 +308,17 @@ impl Comms {
             return DeviceMemory::new(bytes);
         }
         let memory = DeviceMemory::adopt(address as u64, bytes, free);
-        if self.options.windows {
-            self.register(nccl, &memory)?;
-        }
+        self.register(nccl, &memory)?;
         Ok(memory)
     }
 
-    /// Registers memory as a symmetric window of each communicator: all ranks, with the same size.
+    /// Registers memory as a symmetric window where wanted: all ranks, with the same size. An NCCL that
+    /// does not know windows does without.
     fn register(&self, nccl: &Nccl, memory: &DeviceMemory) -> Result<(), RunError> {
         // SAFETY: this is its type in NVIDIA's header.
-        let register: WindowRegister = unsafe { nccl.file.function(c"ncclCommWindowRegister")? };
-        for &handle in self.handles.values().flatten() {
+        let register = unsafe { nccl.file.function::<WindowRegister>(c"ncclCommWindowRegister") };
+        let Ok(register) = register else { return Ok(()) };
+        for &handle in &self.windowed {
             // Written when the registration is done, which may be after this returns.
             let window = Box::leak(Box::new(AtomicPtr::new(ptr::null_mut())));
             let (address, bytes) = (memory.address as *mut c_void, memory.bytes as usize);
@@ -341,7 +348,7 @@ impl Comms {
             status: "rank 0 sent no id".to_string(),
         })?);
         let (n, rank) = (self.control.n_ranks() as i32, self.control.rank() as i32);
-        let mut config = Config::new(self.options);
+        let mut config = Config::new(false);
         let place = place();
         // SAFETY: the place is never freed; the config is copied by the call.
         let status =
@@ -355,8 +362,9 @@ impl Comms {
         nccl: &'static Nccl,
         world: Handle,
         (color, key): (i32, i32),
+        windows: bool,
     ) -> Result<Handle, RunError> {
-        let mut config = Config::new(self.options);
+        let mut config = Config::new(windows);
         let place = place();
         // SAFETY: the parent is open and has nothing under way; the rest is as in `meet`.
         let status =
@@ -500,6 +508,17 @@ fn used(plan: &Plan) -> Vec<Comm> {
         }
     }
     plan.comms.keys().filter(|it| used[it.as_u32() as usize]).collect()
+}
+
+/// Whether all that moves on a communicator is gathered from what survives a step.
+fn gathers_weights(plan: &Plan, comm: Comm) -> bool {
+    plan.sections.iter().flatten().all(|it| match it {
+        Instruction::Collective { kind, comm: on, parts, .. } if *on == comm => {
+            let kept = |it: Buffer| matches!(plan.buffers[it].role, Role::Param | Role::State);
+            *kind == CollectiveKind::AllGather && parts.iter().all(|it| kept(it.src))
+        }
+        _ => true,
+    })
 }
 
 impl Nccl {

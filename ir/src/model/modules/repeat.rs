@@ -48,7 +48,6 @@ impl ModuleDef for Repeat {
             let name = join(&self.prefix, &index.to_string()).into_owned();
             values = cx.repeated(&name, index, checkpoint, |cx| cx.chain("body", &self.body, values))?;
         }
-        cx.behind_repeated();
         Ok(values)
     }
 

@@ -115,7 +115,10 @@ fn elementwise() -> Vec<Case> {
         res.extend(floats(Cast { to: DType::F32 }, &[one]));
         res.extend(floats(Cast { to: DType::Bf16 }, &[one]));
         res.extend(floats(Glu { kind: GluKind::Swiglu }, &[one, one]));
-        res.extend(floats(GluGrad { kind: GluKind::Swiglu }, &[one, one, one]));
+        for recompute in [false, true] {
+            let op = GluGrad { kind: GluKind::Swiglu, recompute };
+            res.extend(floats(op, &[one, one, one]));
+        }
         for kind in ActivationKind::ALL {
             res.extend(floats(Activation { kind }, &[one]));
             res.extend(floats(ActivationGrad { kind }, &[one, one]));
