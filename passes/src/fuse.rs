@@ -7,6 +7,7 @@
 //! activation matmul                   matmul with a gelu, which gives the sum as well
 //! add x, (norm_grad).dx               norm_grad with a residual
 //! ce_stats_grad (ce_loss_grad), ..    cross_entropy, with the loss and all before it
+//! embedding ids, (all_gather w)       embedding of the rows held, and a sum
 //! norm (add x, y)                     norm with a residual, which gives the sum as well
 //! cast (adamw).p                      adamw that gives p in both types
 //! slice (embedding_grad)              embedding_grad of the rows held
@@ -23,6 +24,7 @@
 mod activation;
 mod add;
 mod cross_entropy;
+mod embedding;
 mod glu;
 mod widen;
 
@@ -53,7 +55,7 @@ impl Pass<Graph> for Fuse {
         order.iter().for_each(|&it| walk.node(it));
         let Walk { places, .. } = walk;
         let mut kept: Vec<(Place, Node)> =
-            order.into_iter().filter_map(|it| Some((places[it]?, it))).collect();
+            graph.nodes.keys().filter_map(|it| Some((places[it]?, it))).collect();
         kept.sort();
         graph.order = kept.into_iter().map(|it| it.1).collect();
         Ok(())
@@ -109,6 +111,7 @@ impl<'a> Walk<'a> {
             Op::Activation(_) => self.activation(node),
             Op::Add(_) => self.add(node),
             Op::BiasAdd(_) => self.bias(node),
+            Op::Embedding(_) => self.embedding(node),
             Op::CeStatsGrad(_) => self.cross_entropy(node),
             Op::RmsNorm(_) | Op::LayerNorm(_) => self.residual(node),
             Op::Collective(ref it) if it.kind == CollectiveKind::Slice => self.slice(node),
