@@ -22,6 +22,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use report::Ui;
+use runtime::backend::cuda::driver;
 
 /// Compiles, runs and inspects sharded transformer training.
 #[derive(Debug, Parser)]
@@ -57,6 +58,12 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(&cli.ui),
+        Err(failure) => {
+            let code = failure.report(&cli.ui);
+            if runtime::session::is_stuck() {
+                driver::leave(1);
+            }
+            code
+        }
     }
 }

@@ -12,6 +12,7 @@
 //! ```
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::{Builder, JoinHandle};
@@ -549,6 +550,19 @@ fn rank_main(
     while let Ok(job) = jobs.recv() {
         job(&mut rank);
     }
+    if rank.backend.is_stuck() {
+        STUCK.store(true, Ordering::Release);
+        // Freeing what a device still works with would wait for it, and it waits for good.
+        std::mem::forget(rank);
+    }
+}
+
+static STUCK: AtomicBool = AtomicBool::new(false);
+
+/// Whether a rank of this process has ended with a device that is stuck: the process can then only be
+/// left by [`driver::leave`](crate::backend::cuda::driver::leave).
+pub fn is_stuck() -> bool {
+    STUCK.load(Ordering::Acquire)
 }
 
 /// Binds the plan and makes the backend.

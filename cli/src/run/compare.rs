@@ -47,8 +47,8 @@ fn text(plan: &Plan, all: &[Comparison]) -> String {
     for it in all {
         let Some(at) = it.at else { continue };
         let known = worst.entry((at.section, at.index)).or_insert(it);
-        // NaN is the worst.
-        if !(it.error <= known.error) {
+        // NaN is the worst, and `total_cmp` puts it last.
+        if it.error.total_cmp(&known.error).is_gt() {
             *known = it;
         }
     }

@@ -51,16 +51,18 @@ use crate::error::RunError;
 use crate::exec::{self, Backend, MemoryUse, Span};
 
 /// How long streams have to come to rest after communicators are aborted.
-const ABORT_TIMEOUT: Duration = Duration::from_secs(30);
+const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a rank takes of its GPU's memory beside the plan's: the context, modules, graphs and the
 /// libraries' own memory. 543 MiB were measured for Llama-3-8B's layers on an H200 with driver 580 and
 /// CUDA 13.0; declared with 5 % of room.
 pub const CONTEXT_BYTES: u64 = 570 << 20;
 
-/// What each communicator takes besides: 532 MiB of buffers and channels between two H200s with NCCL
-/// 2.28.
-pub const COMMUNICATOR_BYTES: u64 = 550 << 20;
+/// What the first communicator takes besides, with NCCL 2.28 between two H200s: 880 MiB were measured.
+pub const FIRST_COMMUNICATOR_BYTES: u64 = 890 << 20;
+
+/// What each further one takes: 226 MiB were measured.
+pub const COMMUNICATOR_BYTES: u64 = 235 << 20;
 
 /// How a [`CudaBackend`] works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,7 +101,7 @@ pub struct CudaBackend {
     sections: [Section; 3],
     /// Keeps the modules that programs launch functions of.
     _loader: Loader,
-    comms: Option<Comms>,
+    comms: Option<Arc<Comms>>,
     markers: Markers,
     /// Reading uses it too, and changes nothing that one could see.
     staging: RefCell<Staging>,
@@ -118,6 +120,8 @@ pub struct CudaBackend {
     warnings: Vec<String>,
     /// While times are kept.
     times: Option<Times>,
+    /// Streams or communicators did not end: nothing here may be freed any more.
+    stuck: bool,
     /// The section that was begun last.
     running: PlanSection,
     at: Option<At>,
@@ -194,7 +198,7 @@ impl CudaBackend {
         Ok(CudaBackend {
             sections,
             _loader: loader,
-            comms,
+            comms: comms.map(Arc::new),
             markers: Markers::new(&streams)?,
             staging: RefCell::new(Staging::new()?),
             events: events(bound.events)?,
@@ -208,6 +212,7 @@ impl CudaBackend {
             names: names(plan),
             warnings: Vec::new(),
             times: None,
+            stuck: false,
             running: PlanSection::Prepare,
             at: None,
             bound,
@@ -260,7 +265,7 @@ impl CudaBackend {
                 self.abort();
                 return Err(RunError::Stopped);
             }
-            if let Some(Err(error)) = self.comms.as_ref().map(Comms::poll) {
+            if let Some(Err(error)) = self.comms.as_ref().map(|it| it.poll()) {
                 self.at = self.reached(&busy);
                 self.abort();
                 return Err(error);
@@ -319,22 +324,23 @@ impl CudaBackend {
     }
 
     /// Ends collectives that wait for other ranks, and waits for the streams, for some time. Nothing runs
-    /// on them any more afterwards.
+    /// on them any more afterwards; or they are stuck for good, and [`CudaBackend::is_stuck`].
     fn abort(&mut self) {
-        let CudaBackend { comms, sections, streams, .. } = self;
-        thread::scope(|scope| {
-            if let Some(comms) = comms {
-                // NCCL stops its kernels at once, and returns when no graph has its calls any more.
-                scope.spawn(|| comms.abort());
-            }
-            let began = Instant::now();
-            let watch = Watch::new();
-            let at_work = || streams.iter().any(|it| matches!(it.is_done(), Ok(false)));
-            while at_work() && began.elapsed() < ABORT_TIMEOUT {
-                watch.pause();
-            }
-            sections.iter_mut().for_each(|it| it.graph = Recording::Impossible);
-        });
+        if self.stuck {
+            return;
+        }
+        let aborting = self.comms.clone().map(|it| thread::spawn(move || it.abort()));
+        // NCCL stops its kernels at once. What copy engines wait for it cannot stop.
+        let streams = &self.streams;
+        let at_work = || streams.iter().any(|it| matches!(it.is_done(), Ok(false)));
+        if !passes_within(ABORT_TIMEOUT, || !at_work()) {
+            self.stuck = true;
+            return;
+        }
+        // It returns when no graph has its calls any more.
+        self.sections.iter_mut().for_each(|it| it.graph = Recording::Impossible);
+        let done = || aborting.as_ref().is_none_or(|it| it.is_finished());
+        self.stuck = !passes_within(ABORT_TIMEOUT, done);
     }
 
     /// Records a section that has run, or says why it stays as it is.
@@ -487,6 +493,10 @@ impl Backend for CudaBackend {
         std::mem::take(&mut self.warnings)
     }
 
+    fn is_stuck(&self) -> bool {
+        self.stuck
+    }
+
     fn keep_times(&mut self, keep: bool) -> Result<(), RunError> {
         self.times = if keep { Some(Times::new(&self.streams[0])?) } else { None };
         Ok(())
@@ -501,8 +511,10 @@ impl Backend for CudaBackend {
         let workspace = self.memory.workspaces.iter().map(|it| it.1).sum();
         let (free, total) = self.device.memory()?;
         let other = (total - free).saturating_sub(arenas + workspace);
-        let communicators = self.comms.as_ref().map_or(0, Comms::n_open) as u64;
-        let other_declared = CONTEXT_BYTES + communicators * COMMUNICATOR_BYTES;
+        let communicators = self.comms.as_ref().map_or(0, |it| it.n_open()) as u64;
+        let other_declared = CONTEXT_BYTES
+            + communicators.min(1) * FIRST_COMMUNICATOR_BYTES
+            + communicators.saturating_sub(1) * COMMUNICATOR_BYTES;
         Ok(MemoryUse { arenas, workspace, other, other_declared })
     }
 }
@@ -514,6 +526,19 @@ impl Drop for CudaBackend {
             self.abort();
         }
     }
+}
+
+/// Whether `condition` holds within some time.
+fn passes_within(limit: Duration, condition: impl Fn() -> bool) -> bool {
+    let began = Instant::now();
+    let watch = Watch::new();
+    while !condition() {
+        if began.elapsed() >= limit {
+            return false;
+        }
+        watch.pause();
+    }
+    true
 }
 
 impl Memory {
