@@ -1,7 +1,7 @@
 //! Control among processes: every rank has a connection to rank 0, which passes on what concerns all.
 //!
 //! [`rendezvous`](crate::launch::rendezvous) makes the connections; here is what goes over them. A
-//! frame is a byte of [`Kind`], the length of its payload in four (little endian), and the payload.
+//! frame is a byte of `Kind`, the length of its payload in four (little endian), and the payload.
 //!
 //! A rank that fails says so; rank 0 tells the others. A process that is killed cannot, but its
 //! system closes its connection, which is noticed at once. A machine that is lost does not do even
