@@ -330,7 +330,7 @@ impl CudaBackend {
             return;
         }
         let aborting = self.comms.clone().map(|it| thread::spawn(move || it.abort()));
-        // NCCL stops its kernels at once. What copy engines wait for it cannot stop.
+        // NCCL stops its kernels at once. Streams that copy engines gather on were seen not to end.
         let streams = &self.streams;
         let at_work = || streams.iter().any(|it| matches!(it.is_done(), Ok(false)));
         if !passes_within(ABORT_TIMEOUT, || !at_work()) {
