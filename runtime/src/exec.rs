@@ -39,10 +39,10 @@ pub trait Backend {
     fn replay(&mut self, _section: PlanSection) -> Result<bool, RunError> {
         Ok(false)
     }
-    /// Whether its device waits for something that will never come: then nothing of it can be freed, and
-    /// the process can only be left.
-    fn is_stuck(&self) -> bool {
-        false
+    /// Brings it to rest, before it is dropped. False if its device waits for something that will never
+    /// come: then nothing of it can be freed, and the process can only be left.
+    fn close(&mut self) -> bool {
+        true
     }
     /// What a user should know, a line each; told once.
     fn warnings(&mut self) -> Vec<String> {

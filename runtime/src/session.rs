@@ -550,7 +550,7 @@ fn rank_main(
     while let Ok(job) = jobs.recv() {
         job(&mut rank);
     }
-    if rank.backend.is_stuck() {
+    if !rank.backend.close() {
         STUCK.store(true, Ordering::Release);
         // Freeing what a device still works with would wait for it, and it waits for good.
         std::mem::forget(rank);

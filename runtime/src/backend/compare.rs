@@ -190,6 +190,16 @@ impl Backend for CompareBackend {
         self.at
     }
 
+    fn close(&mut self) -> bool {
+        // Both, whatever the first says.
+        let closed = [self.tested.close(), self.reference.close()];
+        closed.into_iter().all(|it| it)
+    }
+
+    fn warnings(&mut self) -> Vec<String> {
+        self.tested.warnings()
+    }
+
     fn keep_times(&mut self, keep: bool) -> Result<(), RunError> {
         self.tested.keep_times(keep)
     }

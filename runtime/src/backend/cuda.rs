@@ -95,7 +95,8 @@ impl CudaOptions {
 /// How many seconds without progress end a run.
 const TIMEOUT: &str = "PLANC_TIMEOUT_S";
 
-/// See the [module docs](self). For the thread that made it.
+/// See the [module docs](self). For the thread that made it, which closes it before it is dropped:
+/// freeing memory waits for the device, and what waits for another rank may wait for good.
 pub struct CudaBackend {
     // In this order they are dropped: graphs before the communicators that they use, and memory last.
     sections: [Section; 3],
@@ -324,7 +325,7 @@ impl CudaBackend {
     }
 
     /// Ends collectives that wait for other ranks, and waits for the streams, for some time. Nothing runs
-    /// on them any more afterwards; or they are stuck for good, and [`CudaBackend::is_stuck`].
+    /// on them any more afterwards; or they are stuck for good.
     fn abort(&mut self) {
         if self.stuck {
             return;
@@ -332,8 +333,7 @@ impl CudaBackend {
         let aborting = self.comms.clone().map(|it| thread::spawn(move || it.abort()));
         // NCCL stops its kernels at once. Streams that copy engines gather on were seen not to end.
         let streams = &self.streams;
-        let at_work = || streams.iter().any(|it| matches!(it.is_done(), Ok(false)));
-        if !passes_within(ABORT_TIMEOUT, || !at_work()) {
+        if !passes_within(ABORT_TIMEOUT, || !streams.iter().any(CudaStream::is_at_work)) {
             self.stuck = true;
             return;
         }
@@ -493,8 +493,11 @@ impl Backend for CudaBackend {
         std::mem::take(&mut self.warnings)
     }
 
-    fn is_stuck(&self) -> bool {
-        self.stuck
+    fn close(&mut self) -> bool {
+        if self.streams.iter().any(CudaStream::is_at_work) {
+            self.abort();
+        }
+        !self.stuck
     }
 
     fn keep_times(&mut self, keep: bool) -> Result<(), RunError> {
@@ -516,15 +519,6 @@ impl Backend for CudaBackend {
             + communicators.min(1) * FIRST_COMMUNICATOR_BYTES
             + communicators.saturating_sub(1) * COMMUNICATOR_BYTES;
         Ok(MemoryUse { arenas, workspace, other, other_declared })
-    }
-}
-
-impl Drop for CudaBackend {
-    fn drop(&mut self) {
-        // Freeing memory waits for the device, and what waits for another rank may wait for good.
-        if self.streams.iter().any(|it| matches!(it.is_done(), Ok(false))) {
-            self.abort();
-        }
     }
 }
 

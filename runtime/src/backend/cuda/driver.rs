@@ -150,6 +150,11 @@ impl CudaStream {
         }
     }
 
+    /// Whether it has work. A stream with a fault has none that will go on.
+    pub fn is_at_work(&self) -> bool {
+        matches!(self.is_done(), Ok(false))
+    }
+
     /// Holds it until `event`.
     pub fn wait(&self, event: &CudaEvent) -> Result<(), RunError> {
         cuda!(cuStreamWaitEvent(self.0, event.0, 0))
