@@ -102,7 +102,7 @@ impl Place {
             options.timeout = timeout.unwrap_or(options.timeout);
             let gpu = Gpu::open(rank.gpu(driver::n_devices()?))?;
             let control = rank.control.clone();
-            let comms = Some(Comms::new(plan, bound, &control, meeting)?);
+            let comms = Comms::new(plan, bound, &control, meeting)?;
             let backend = CudaBackend::new(plan, bound.clone(), gpu, comms, control, options)?;
             let backend: Box<dyn Backend> = Box::new(backend);
             Ok(backend)

@@ -26,7 +26,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ir::plan::{
     ALIGN, Arena, Buffer, Event, Instruction, Plan, PlanSection, Stream, StreamData, StreamKind,
@@ -39,7 +39,7 @@ use crate::backend::cuda::graph::Graph;
 use crate::backend::cuda::program::{Loader, Place, Prepared, batches};
 use crate::backend::cuda::staging::Staging;
 use crate::backend::cuda::times::Times;
-use crate::backend::cuda::watch::{Markers, Seen, Watch};
+use crate::backend::cuda::watch::{Markers, Seen, Watch, passes_within};
 use crate::bind::{
     At, BoundBuffer, BoundInstruction, BoundPlan, CollectiveCall, ComputeCall, CopyCall,
     coord_name, describe,
@@ -102,7 +102,7 @@ pub struct CudaBackend {
     sections: [Section; 3],
     /// Keeps the modules that programs launch functions of.
     _loader: Loader,
-    comms: Option<Arc<Comms>>,
+    comms: Arc<Comms>,
     markers: Markers,
     /// Reading uses it too, and changes nothing that one could see.
     staging: RefCell<Staging>,
@@ -178,19 +178,16 @@ impl CudaBackend {
         plan: &Plan,
         bound: Arc<BoundPlan>,
         device: Device,
-        comms: Option<Comms>,
+        comms: Comms,
         control: Arc<dyn Control>,
         options: CudaOptions,
     ) -> Result<CudaBackend, RunError> {
         check_alignment(&bound)?;
         let lowered = lower(plan, &bound)?;
-        if comms.is_none() && lowered.iter().any(|it| !it.transfers.is_empty()) {
-            return Err(RunError::bad_plan("mesh", "has ranks that meet, and there is no way to"));
-        }
         let mut loader = Loader::new(device)?;
         loader.tune(lowered.iter().flat_map(Lowered::work), &*control)?;
         loader.load(lowered.iter().flat_map(Lowered::work))?;
-        let memory = Memory::new(&bound, &workspaces(plan, &lowered), comms.as_ref())?;
+        let memory = Memory::new(&bound, &workspaces(plan, &lowered), &comms)?;
         let words = lowered.iter().flat_map(Lowered::programs).map(table_words);
         let tables = DeviceMemory::new(8 * words.sum::<u64>())?;
         let sections = prepare(&bound, &lowered, &mut loader, &memory, &tables)?;
@@ -199,7 +196,7 @@ impl CudaBackend {
         Ok(CudaBackend {
             sections,
             _loader: loader,
-            comms: comms.map(Arc::new),
+            comms: Arc::new(comms),
             markers: Markers::new(&streams)?,
             staging: RefCell::new(Staging::new()?),
             events: events(bound.events)?,
@@ -266,7 +263,7 @@ impl CudaBackend {
                 self.abort();
                 return Err(RunError::Stopped);
             }
-            if let Some(Err(error)) = self.comms.as_ref().map(|it| it.poll()) {
+            if let Err(error) = self.comms.poll() {
                 self.at = self.reached(&busy);
                 self.abort();
                 return Err(error);
@@ -330,7 +327,8 @@ impl CudaBackend {
         if self.stuck {
             return;
         }
-        let aborting = self.comms.clone().map(|it| thread::spawn(move || it.abort()));
+        let comms = self.comms.clone();
+        let aborting = thread::spawn(move || comms.abort());
         // NCCL stops its kernels at once. Streams that copy engines gather on were seen not to end.
         let streams = &self.streams;
         if !passes_within(ABORT_TIMEOUT, || !streams.iter().any(CudaStream::is_at_work)) {
@@ -339,8 +337,7 @@ impl CudaBackend {
         }
         // It returns when no graph has its calls any more.
         self.sections.iter_mut().for_each(|it| it.graph = Recording::Impossible);
-        let done = || aborting.as_ref().is_none_or(|it| it.is_finished());
-        self.stuck = !passes_within(ABORT_TIMEOUT, done);
+        self.stuck = !passes_within(ABORT_TIMEOUT, || aborting.is_finished());
     }
 
     /// Records a section that has run, or says why it stays as it is.
@@ -436,9 +433,9 @@ impl Backend for CudaBackend {
         if let Some(program) = &section.programs[call.at.index] {
             program.run(self.stream(stream))?;
         }
-        if let (Some(it), Some(comms)) = (&section.movements[call.at.index], &self.comms) {
+        if let Some(it) = &section.movements[call.at.index] {
             let address = |pointer| it.place.address(pointer);
-            comms.transfer(call.comm, &it.transfers, &address, self.stream(stream))?;
+            self.comms.transfer(call.comm, &it.transfers, &address, self.stream(stream))?;
             it.after.run(self.stream(stream))?;
         }
         self.end_span(span, Some(call.at), stream)?;
@@ -514,7 +511,7 @@ impl Backend for CudaBackend {
         let workspace = self.memory.workspaces.iter().map(|it| it.1).sum();
         let (free, total) = self.device.memory()?;
         let other = (total - free).saturating_sub(arenas + workspace);
-        let communicators = self.comms.as_ref().map_or(0, |it| it.n_open()) as u64;
+        let communicators = self.comms.n_open() as u64;
         let other_declared = CONTEXT_BYTES
             + communicators.min(1) * FIRST_COMMUNICATOR_BYTES
             + communicators.saturating_sub(1) * COMMUNICATOR_BYTES;
@@ -522,25 +519,8 @@ impl Backend for CudaBackend {
     }
 }
 
-/// Whether `condition` holds within some time.
-fn passes_within(limit: Duration, condition: impl Fn() -> bool) -> bool {
-    let began = Instant::now();
-    let watch = Watch::new();
-    while !condition() {
-        if began.elapsed() >= limit {
-            return false;
-        }
-        watch.pause();
-    }
-    true
-}
-
 impl Memory {
-    fn new(
-        plan: &BoundPlan,
-        workspaces: &[u64],
-        comms: Option<&Comms>,
-    ) -> Result<Memory, RunError> {
+    fn new(plan: &BoundPlan, workspaces: &[u64], comms: &Comms) -> Result<Memory, RunError> {
         let aligned = |it: u64| it.next_multiple_of(ALIGN);
         let mut bytes = 0;
         let mut take = |size: u64| {
@@ -550,11 +530,8 @@ impl Memory {
         };
         let arenas = plan.arenas.map(&mut take);
         let offsets: Vec<u64> = workspaces.iter().map(|&it| take(it)).collect();
-        let block = match comms {
-            // What communicators can register.
-            Some(comms) => comms.allocate(bytes)?,
-            None => DeviceMemory::new(bytes)?,
-        };
+        // What communicators can register.
+        let block = comms.allocate(bytes)?;
         let base = block.address;
         block.fill_part(arenas[Arena::Persistent as usize], plan.arenas[0], 0)?;
         let regions = offsets.iter().zip(workspaces);

@@ -34,6 +34,12 @@ pub trait Control: Send + Sync {
     fn positions(&self, limit: Duration) -> Vec<Option<String>>;
 }
 
+impl fmt::Debug for dyn Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Control({} of {})", self.rank(), self.n_ranks())
+    }
+}
+
 /// The first failure of a run, as one process knows it, and whom to tell.
 #[derive(Default)]
 pub struct Fault(Mutex<FaultState>);

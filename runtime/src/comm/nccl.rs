@@ -23,7 +23,7 @@ use kernels::cuda::Pointer;
 use kernels::cuda::transport::{Place, Transfer};
 
 use crate::backend::cuda::driver::{CudaStream, DeviceMemory};
-use crate::backend::cuda::library::library;
+use crate::backend::cuda::library::{dotted, library};
 use crate::bind::BoundPlan;
 use crate::comm::control::{Control, lock};
 use crate::error::RunError;
@@ -78,6 +78,14 @@ const SYMMETRIC: i32 = 1;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) struct UniqueId([u8; 128]);
+
+/// `2.28.9`.
+pub(crate) fn version(nccl: &Nccl) -> String {
+    let mut version = 0;
+    // SAFETY: the version is written by the call.
+    unsafe { (nccl.ncclGetVersion)(&mut version) };
+    dotted(version as usize)
+}
 
 /// `ncclConfig_t` of NCCL 2.28. Older libraries read the fields that they know.
 #[repr(C)]
@@ -181,12 +189,6 @@ pub struct Comms {
     control: Arc<dyn Control>,
 }
 
-impl std::fmt::Debug for dyn Control {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Control({} of {})", self.rank(), self.n_ranks())
-    }
-}
-
 impl Comms {
     /// Meets all ranks of the plan, each with its GPU current on its thread.
     pub fn new(
@@ -231,15 +233,6 @@ impl Comms {
     /// How many communicators there are.
     pub fn n_open(&self) -> usize {
         lock(&self.open).len()
-    }
-
-    /// NCCL's version, as `22809`, if it is used.
-    pub fn version(&self) -> Option<i32> {
-        let nccl = self.nccl?;
-        let mut version = 0;
-        // SAFETY: the version is written by the call.
-        let status = unsafe { (nccl.ncclGetVersion)(&mut version) };
-        (status == SUCCESS).then_some(version)
     }
 
     /// Queues the calls of a collective, as one group. `address` says where pointers point.

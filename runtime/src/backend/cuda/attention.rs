@@ -3,7 +3,7 @@
 //! cuDNN compiles a kernel for each shape, which takes a second; its plans are kept on disk, with the
 //! kernel in them, for that version of cuDNN and that GPU. They can be made on a machine without a GPU.
 
-mod graph;
+pub(super) mod graph;
 mod sdpa;
 
 #[cfg(test)]
@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
+use ir::random::stream_key;
 use kernels::cuda::attention::{LibraryScratch, library_scratch, library_takes};
 use kernels::cuda::{AttentionCall, AttentionShape, Pointer};
 use serde::{Deserialize, Serialize};
@@ -257,10 +258,7 @@ impl Saved {
 
     /// FNV-1a of the key; the file has the key itself, so that two with one hash are told apart.
     fn file(key: &str) -> String {
-        let mix =
-            |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-        let hash = key.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
-        format!("attention-{hash:016x}.json")
+        format!("attention-{:016x}.json", stream_key(key))
     }
 
     fn read(cache: &Cache, key: &str) -> Option<Saved> {

@@ -1,4 +1,4 @@
-//! Files that make the next start faster: tuned GEMMs, attention plans.
+//! Files that make the next start faster: cubins, tuned GEMMs, attention plans.
 //!
 //! All of them can be made again. So a file that cannot be read counts as absent, and one that cannot
 //! be written is left out. A file appears whole or not at all, also to other processes.
@@ -6,16 +6,18 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::backend::cuda::module::cache_folder;
-
 /// A folder of such files, or none where the user has no home.
 #[derive(Debug, Clone)]
 pub struct Cache(Option<PathBuf>);
 
 impl Cache {
-    /// The user's: that of [`cache_folder`].
+    /// The user's: `$XDG_CACHE_HOME/planc`, or `~/.cache/planc`.
     pub fn of_user() -> Cache {
-        Cache(cache_folder())
+        // A relative path is to be ignored, says the XDG specification.
+        let set =
+            |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|it| it.is_absolute());
+        let folder = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|it| it.join(".cache")));
+        Cache(folder.map(|it| it.join("planc")))
     }
 
     /// A folder, made when something is written.
@@ -23,7 +25,7 @@ impl Cache {
         Cache(Some(folder.to_path_buf()))
     }
 
-    /// What was written as `name` last.
+    /// What was written as `name` last, which may be in a folder: `cubin/a`.
     pub fn read(&self, name: &str) -> Option<Vec<u8>> {
         std::fs::read(self.0.as_ref()?.join(name)).ok()
     }
@@ -34,7 +36,8 @@ impl Cache {
         static WRITTEN: AtomicU64 = AtomicU64::new(0);
         let unique = WRITTEN.fetch_add(1, Ordering::Relaxed);
         let partial = folder.join(format!("{name}.{}-{unique}", std::process::id()));
-        let written = std::fs::create_dir_all(folder)
+        let inner = partial.parent().expect("a file is in a folder");
+        let written = std::fs::create_dir_all(inner)
             .and_then(|()| std::fs::write(&partial, bytes))
             .and_then(|()| std::fs::rename(&partial, folder.join(name)));
         if written.is_err() {
@@ -48,7 +51,7 @@ pub(crate) mod tests {
     use super::*;
 
     /// A cache in a folder of its own, which goes with it.
-    pub(crate) struct Temporary(pub(crate) Cache, PathBuf);
+    pub(crate) struct Temporary(pub(crate) Cache, pub(crate) PathBuf);
 
     impl Temporary {
         pub(crate) fn new(test: &str) -> Temporary {

@@ -7,8 +7,7 @@
 mod cases;
 
 use std::fmt;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use half::bf16;
 use ir::DType;
@@ -19,6 +18,7 @@ use kernels::cuda::{OpCall, Operand, Program, Work, lower};
 use crate::backend::cuda::check::cases::{Call, Case, cases};
 use crate::backend::cuda::driver::{CudaStream, Device, DeviceMemory};
 use crate::backend::cuda::program::{Loader, Place};
+use crate::backend::cuda::watch::passes_within;
 use crate::error::RunError;
 
 /// Largest relative error of an f32 result, in the norm of the whole tensor. Sums of up to 2^20 terms
@@ -282,15 +282,11 @@ impl Bench {
 
 /// Waits, but not for good.
 fn wait(stream: &CudaStream) -> Result<(), RunError> {
-    let began = Instant::now();
-    while !stream.is_done()? {
-        if began.elapsed() > LIMIT {
-            let status = format!("a kernel does not end within {} s", LIMIT.as_secs());
-            return Err(RunError::Cuda { call: "cuStreamQuery", status });
-        }
-        thread::sleep(Duration::from_micros(20));
+    if !passes_within(LIMIT, || !stream.is_at_work()) {
+        let status = format!("a kernel does not end within {} s", LIMIT.as_secs());
+        return Err(RunError::Cuda { call: "cuStreamQuery", status });
     }
-    Ok(())
+    stream.is_done().map(|_| ())
 }
 
 /// What memory holds before: operands and the table between poison.

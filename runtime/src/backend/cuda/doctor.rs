@@ -5,8 +5,12 @@ use std::path::PathBuf;
 
 use cudarc::driver::sys::{CUdevice_P2PAttribute, CUdevice_attribute};
 
+use crate::backend::cuda::attention::graph::{self, Cudnn};
 use crate::backend::cuda::driver::{self, Device, cuda};
-use crate::backend::cuda::library::{Opened, library};
+use crate::backend::cuda::gemm::{self, CublasLt};
+use crate::backend::cuda::library::library;
+use crate::backend::cuda::nvrtc::Compiler;
+use crate::comm::nccl::{self, Nccl};
 use crate::error::RunError;
 
 /// The version of every library that this was developed with.
@@ -139,48 +143,20 @@ fn links(gpus: &[Gpu]) -> Vec<Link> {
     res
 }
 
-/// The version that a library's own function gives, as it writes it.
+/// What each library's own part of the backend finds.
 fn libraries() -> Vec<Library> {
-    let dotted = |n: u64, major: u64, minor: u64| {
-        format!("{}.{}.{}", n / major, n % major / minor, n % minor)
-    };
-    let size = |file: &Opened, name: &'static CStr| -> Result<u64, RunError> {
-        // SAFETY: `size_t f(void)`, as NVIDIA's headers declare both functions asked for.
-        let f: unsafe extern "C" fn() -> usize = unsafe { file.function(name)? };
-        // SAFETY: it takes nothing and returns a number.
-        Ok(unsafe { f() } as u64)
-    };
-    let look =
-        |name, purpose, file, package, version: &dyn Fn(&Opened) -> Result<String, RunError>| {
-            let found = Opened::find(file, package)
-                .and_then(|file| version(&file).map(|version| (file.path.clone(), version)));
-            Library { name, purpose, found }
-        };
+    let nvrtc = Compiler::get().map(|it| {
+        let (major, minor) = it.version;
+        (it.path().to_path_buf(), format!("{major}.{minor}"))
+    });
+    let cublas = CublasLt::get().map(|it| (it.file.path.clone(), gemm::version(it)));
+    let cudnn = Cudnn::get().map(|it| (it.file.path.clone(), graph::version(it)));
+    let nccl = Nccl::get().map(|it| (it.file.path.clone(), nccl::version(it)));
     vec![
-        look("NVRTC", "compiles our kernels", "libnvrtc.so.13", "nvidia-cuda-nvrtc", &|file| {
-            // SAFETY: `nvrtcResult nvrtcVersion(int *major, int *minor)`.
-            let f: unsafe extern "C" fn(*mut i32, *mut i32) -> i32 =
-                unsafe { file.function(c"nvrtcVersion")? };
-            let (mut major, mut minor) = (0, 0);
-            // SAFETY: both are written by the call.
-            unsafe { f(&mut major, &mut minor) };
-            Ok(format!("{major}.{minor}"))
-        }),
-        look("cuBLASLt", "matrix products", "libcublasLt.so.13", "nvidia-cublas", &|file| {
-            size(file, c"cublasLtGetVersion").map(|it| dotted(it, 10000, 100))
-        }),
-        look("cuDNN", "attention", "libcudnn.so.9", "nvidia-cudnn-cu13", &|file| {
-            size(file, c"cudnnGetVersion").map(|it| dotted(it, 10000, 100))
-        }),
-        look("NCCL", "collectives", "libnccl.so.2", "nvidia-nccl-cu13", &|file| {
-            // SAFETY: `ncclResult_t ncclGetVersion(int *version)`.
-            let f: unsafe extern "C" fn(*mut i32) -> i32 =
-                unsafe { file.function(c"ncclGetVersion")? };
-            let mut version = 0;
-            // SAFETY: it is written by the call.
-            unsafe { f(&mut version) };
-            Ok(dotted(version as u64, 10000, 100))
-        }),
+        Library { name: "NVRTC", purpose: "compiles our kernels", found: nvrtc },
+        Library { name: "cuBLASLt", purpose: "matrix products", found: cublas },
+        Library { name: "cuDNN", purpose: "attention", found: cudnn },
+        Library { name: "NCCL", purpose: "collectives", found: nccl },
     ]
 }
 

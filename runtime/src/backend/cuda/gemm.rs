@@ -33,7 +33,7 @@ use kernels::cuda::{GEMM_WORKSPACE, GemmCall, Matrix, Pointer};
 
 use crate::backend::cuda::driver::{CudaStream, Device};
 use crate::backend::cuda::handles::PerDevice;
-use crate::backend::cuda::library::library;
+use crate::backend::cuda::library::{dotted, library};
 use crate::error::RunError;
 
 pub use tune::tune;
@@ -73,17 +73,16 @@ fn check(call: &'static str, status: cublasStatus_t) -> Result<(), RunError> {
 }
 
 /// `13.1.0`.
-fn version_text(lt: &CublasLt) -> String {
+pub(super) fn version(lt: &CublasLt) -> String {
     // SAFETY: it only returns a number.
-    let it = unsafe { (lt.cublasLtGetVersion)() };
-    format!("{}.{}.{}", it / 10_000, it / 100 % 100, it % 100)
+    dotted(unsafe { (lt.cublasLtGetVersion)() })
 }
 
 /// Addresses of the operands are multiples of this; leading dimensions may be anything.
 const ALIGNMENT: u32 = 256;
 
 /// Bytes of an algorithm.
-const ALGORITHM: usize = size_of::<cublasLtMatmulAlgo_t>();
+pub(super) const ALGORITHM: usize = size_of::<cublasLtMatmulAlgo_t>();
 
 /// Everything about a [`GemmCall`] but addresses: what decides about its algorithm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -66,6 +66,11 @@ fn mapped(name: &str) -> Option<PathBuf> {
     files.find(|it| it.rsplit('/').next().is_some_and(|it| it.starts_with(name))).map(PathBuf::from)
 }
 
+/// `13.1.0`, of a number as cuBLASLt, cuDNN and NCCL give their version: 130100.
+pub(crate) fn dotted(version: usize) -> String {
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
 impl Opened {
     /// Opens the first `name` found. `package` is the wheel that has it.
     pub fn find(name: &'static str, package: &'static str) -> Result<Opened, RunError> {

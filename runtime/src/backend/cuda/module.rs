@@ -1,18 +1,17 @@
 //! Cubins, from the disk cache or from NVRTC, and the functions in them.
 //!
 //! A cubin's file is named after all that decides about its content and ends in a checksum, so that a
-//! file that was cut off counts as missing. A cache that cannot be read or written costs time and
-//! nothing else.
+//! file that was cut off counts as missing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ffi::CString;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::{fs, ptr, thread};
+use std::{ptr, thread};
 
 use cudarc::driver::sys::{CUfunction, CUfunction_attribute, CUmodule, cuModuleUnload};
 use kernels::cuda::{Function, HEADERS, SOURCES};
 
+use crate::backend::cuda::cache::Cache;
 use crate::backend::cuda::driver::{Device, cuda};
 use crate::backend::cuda::nvrtc::{Compiler, Source};
 use crate::error::RunError;
@@ -137,20 +136,17 @@ fn build(function: &Function, arch: &str) -> Result<Vec<u8>, RunError> {
     let text = text.expect("programs name listed sources");
     let source = Source { function, text, headers: HEADERS, arch };
     let compiler = Compiler::get()?;
-    let file = cache_file(&source, compiler.version);
-    if let Some(cubin) = file.as_ref().and_then(read) {
+    let (cache, file) = (Cache::of_user(), file_name(&source, compiler.version));
+    if let Some(cubin) = read(&cache, &file) {
         return Ok(cubin);
     }
     let cubin = compiler.compile(&source)?;
-    if let Some(file) = file {
-        // Without a cache the next run compiles again.
-        let _ = write(&file, &cubin);
-    }
+    write(&cache, &file, &cubin);
     Ok(cubin)
 }
 
-/// `~/.cache/planc/cubin/0123...ef.cubin`; `None` where there is no home.
-fn cache_file(source: &Source<'_>, version: (i32, i32)) -> Option<PathBuf> {
+/// `cubin/0123...ef.cubin`.
+fn file_name(source: &Source<'_>, version: (i32, i32)) -> String {
     let mut hash = Hash::new();
     for (name, text) in source.headers {
         hash.add(name);
@@ -162,20 +158,11 @@ fn cache_file(source: &Source<'_>, version: (i32, i32)) -> Option<PathBuf> {
     source.function.defines.iter().for_each(|it| hash.add(it));
     hash.add(source.arch);
     hash.add(&format!("{version:?}"));
-    let folder = cache_folder()?.join("cubin");
-    Some(folder.join(format!("{:032x}.cubin", hash.0)))
+    format!("cubin/{:032x}.cubin", hash.0)
 }
 
-/// Where planc keeps what it can make again: `$XDG_CACHE_HOME/planc`, or `~/.cache/planc`.
-pub fn cache_folder() -> Option<PathBuf> {
-    // A relative path is to be ignored, says the XDG specification.
-    let set = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|it| it.is_absolute());
-    let folder = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|it| it.join(".cache")))?;
-    Some(folder.join("planc"))
-}
-
-fn read(file: &PathBuf) -> Option<Vec<u8>> {
-    let mut bytes = fs::read(file).ok()?;
+fn read(cache: &Cache, file: &str) -> Option<Vec<u8>> {
+    let mut bytes = cache.read(file)?;
     let end = bytes.len().checked_sub(size_of::<u128>())?;
     (bytes[end..] == Hash::of(&bytes[..end]).to_le_bytes()).then(|| {
         bytes.truncate(end);
@@ -183,20 +170,10 @@ fn read(file: &PathBuf) -> Option<Vec<u8>> {
     })
 }
 
-/// Writes beside the file and renames, so that nobody reads half of it.
-fn write(file: &PathBuf, cubin: &[u8]) -> std::io::Result<()> {
-    fs::create_dir_all(file.parent().expect("it is in a folder"))?;
-    let thread = format!("{:?}", thread::current().id());
-    let digits = thread.chars().filter(char::is_ascii_digit).collect::<String>();
-    let part = file.with_extension(format!("{}-{digits}.part", std::process::id()));
+fn write(cache: &Cache, file: &str, cubin: &[u8]) {
     let mut bytes = cubin.to_vec();
     bytes.extend(Hash::of(cubin).to_le_bytes());
-    let res = fs::write(&part, bytes).and_then(|()| fs::rename(&part, file));
-    if res.is_err() {
-        // It may not be there, and what is left does no harm.
-        let _ = fs::remove_file(&part);
-    }
-    res
+    cache.write(file, &bytes);
 }
 
 /// FNV-1a of 128 bits: the same in every build, unlike the standard library's hashes.
@@ -229,7 +206,10 @@ impl Hash {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
+    use crate::backend::cuda::cache::tests::Temporary;
 
     /// Known answers of the FNV reference code (`test_fnv.c`, `fnv1a_128`).
     #[test]
@@ -241,16 +221,15 @@ mod tests {
 
     #[test]
     fn a_cubin_that_was_cut_off_is_not_read() {
-        let folder = std::env::temp_dir().join(format!("planc-cubin-{}", std::process::id()));
-        let file = folder.join("deep").join("a.cubin");
-        write(&file, b"some cubin").expect("a folder that can be written");
-        assert_eq!(read(&file), Some(b"some cubin".to_vec()));
-        let bytes = fs::read(&file).expect("it was written");
+        let Temporary(cache, folder) = &Temporary::new("cubin");
+        let file = "deep/a.cubin";
+        write(cache, file, b"some cubin");
+        assert_eq!(read(cache, file), Some(b"some cubin".to_vec()));
+        let bytes = cache.read(file).expect("it was written");
         for len in 0..bytes.len() {
-            fs::write(&file, &bytes[..len]).expect("it can be written");
-            assert_eq!(read(&file), None, "of {len} bytes");
+            cache.write(file, &bytes[..len]);
+            assert_eq!(read(cache, file), None, "of {len} bytes");
         }
         assert_eq!(fs::read_dir(folder.join("deep")).expect("a folder").count(), 1);
-        fs::remove_dir_all(folder).expect("it was made here");
     }
 }

@@ -21,7 +21,7 @@ use smallvec::SmallVec;
 
 use crate::backend::cuda::attention::Attention;
 use crate::backend::cuda::driver::{CudaStream, Device, cuda};
-use crate::backend::cuda::gemm::{self, Gemm};
+use crate::backend::cuda::gemm::{self, ALGORITHM, Gemm};
 use crate::backend::cuda::module::{Kernel, Modules};
 use crate::bind::{BoundInstruction, BoundPlan, ComputeCall};
 use crate::comm::control::Control;
@@ -179,9 +179,6 @@ impl Place {
 
 /// How long choosing algorithms may take. Some tenths of a second a shape, of which a model has twenty.
 const TUNING: Duration = Duration::from_secs(30);
-
-/// Bytes of one algorithm.
-const ALGORITHM: usize = 64;
 
 /// Adds GEMMs that are not yet there.
 fn add_gemms(work: &Work, calls: &mut Vec<GemmCall>) {

@@ -110,6 +110,18 @@ impl Watch {
     }
 }
 
+/// Whether `condition` holds within some time.
+pub fn passes_within(limit: Duration, condition: impl Fn() -> bool) -> bool {
+    let watch = Watch::new();
+    while !condition() {
+        if watch.began.elapsed() >= limit {
+            return false;
+        }
+        watch.pause();
+    }
+    true
+}
+
 impl Default for Watch {
     fn default() -> Watch {
         Watch::new()

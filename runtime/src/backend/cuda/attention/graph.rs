@@ -16,7 +16,7 @@ use cudarc::cudnn::sys::{
 
 use crate::backend::cuda::driver::{CudaStream, Device};
 use crate::backend::cuda::handles::PerDevice;
-use crate::backend::cuda::library::library;
+use crate::backend::cuda::library::{dotted, library};
 use crate::backend::cuda::nvrtc::Compiler;
 use crate::error::RunError;
 
@@ -48,10 +48,9 @@ pub(super) fn cudnn() -> Result<&'static Cudnn, RunError> {
 }
 
 /// `9.19.0`.
-pub(super) fn version(cudnn: &Cudnn) -> String {
+pub(in crate::backend::cuda) fn version(cudnn: &Cudnn) -> String {
     // SAFETY: it only returns a number.
-    let it = unsafe { (cudnn.cudnnGetVersion)() };
-    format!("{}.{}.{}", it / 10_000, it / 100 % 100, it % 100)
+    dotted(unsafe { (cudnn.cudnnGetVersion)() })
 }
 
 /// Calls a function of cuDNN; anything but success is a [`Failure`] that names it and `about`.

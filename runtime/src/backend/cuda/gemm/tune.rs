@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use kernels::cuda::{GEMM_WORKSPACE, GemmCall};
 
-use super::{ALIGNMENT, Addresses, Algorithm, CublasLt, Descriptors, Problem, version_text};
+use super::{ALIGNMENT, Addresses, Algorithm, CublasLt, Descriptors, Problem, version};
 use crate::backend::cuda::cache::Cache;
 use crate::backend::cuda::driver::{CudaEvent, CudaStream, Device, DeviceMemory, cuda};
 use crate::error::RunError;
@@ -29,7 +29,7 @@ const HOPELESS: f32 = 1.25;
 /// Device memory that tuning leaves free.
 const LEAVE: u64 = 1 << 30;
 
-/// An algorithm for each of `calls`, in order, each 64 bytes for [`super::Gemm::new`].
+/// An algorithm for each of `calls`, in order, each [`ALGORITHM`](super::ALGORITHM) bytes for [`super::Gemm::new`].
 ///
 /// Called on one rank, with the context of `device` current and before its memory is taken; the other
 /// ranks are told, so that replicas of a plan run the same algorithms. What is not known yet is
@@ -41,7 +41,7 @@ pub fn tune(
     budget: Duration,
 ) -> Result<Vec<Vec<u8>>, RunError> {
     let cache = Cache::of_user();
-    let machine = format!("{}, cuBLASLt {}", device.name()?, version_text(CublasLt::get()?));
+    let machine = format!("{}, cuBLASLt {}", device.name()?, version(CublasLt::get()?));
     let mut known = Known::read(&cache, &machine);
     let mut chosen: BTreeMap<Problem, Vec<u8>> = BTreeMap::new();
     let mut fresh: Vec<(Descriptors, Vec<Algorithm>)> = Vec::new();
