@@ -29,7 +29,7 @@ const HOPELESS: f32 = 1.25;
 /// Device memory that tuning leaves free.
 const LEAVE: u64 = 1 << 30;
 
-/// An algorithm for each of `calls`, in order, each [`ALGORITHM`](super::ALGORITHM) bytes for [`super::Gemm::new`].
+/// An algorithm for each of `calls`, in order, as bytes for [`super::Gemm::new`].
 ///
 /// Called on one rank, with the context of `device` current and before its memory is taken; the other
 /// ranks are told, so that replicas of a plan run the same algorithms. What is not known yet is
