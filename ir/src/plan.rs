@@ -330,8 +330,8 @@ impl Plan {
 
     /// Bytes allocated for a buffer on each rank.
     pub fn local_bytes(&self, buffer: Buffer) -> u64 {
-        let elements: u64 = self.local_shape(buffer).iter().product();
-        elements * self.buffers[buffer].ty.dtype.bytes()
+        let data = &self.buffers[buffer];
+        data.sharding.local_elements(&data.ty.shape, &self.mesh) * data.ty.dtype.bytes()
     }
 
     /// The buffer of this name.

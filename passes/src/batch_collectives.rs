@@ -131,8 +131,7 @@ fn scatters(kind: CollectiveKind) -> bool {
 
 fn local_bytes(graph: &Graph, value: Value) -> u64 {
     let ty = graph.ty(value);
-    let local = graph.sharding(value).local_shape(&ty.shape, &graph.mesh);
-    local.iter().product::<u64>() * ty.dtype.bytes()
+    graph.sharding(value).local_elements(&ty.shape, &graph.mesh) * ty.dtype.bytes()
 }
 
 /// Values on the way from the backward pass to a parameter's gradient: collectives, casts and

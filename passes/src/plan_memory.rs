@@ -3,7 +3,8 @@
 //! What survives a step gets bytes of its own, in order. Temporaries of all sections share one
 //! arena: a walk in issue order takes the smallest hole that fits at a buffer's first use and gives it
 //! back after its last. `step` and `update` are one walk, and what one leaves for the other is there to
-//! the end, so gradients take the place of activations. A result takes over the bytes of an operand that dies where the op allows it
+//! the end, so gradients take the place of activations. A result takes over the bytes of an operand that
+//! dies where the op allows it
 //! ([`ir::ops::OpDef::in_place`]). Streams run concurrently, so a hole carries the clock of its last tenants'
 //! uses, and only an instruction that is ordered after all of them may have it.
 

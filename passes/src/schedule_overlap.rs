@@ -18,8 +18,9 @@
 //! * Another gather may be issued before the first use of the collective ahead of it.
 //! * A reduction is issued as soon as its operands are there. What only serves to store a result (a
 //!   cast, an accumulation) is issued when that is there, and the result of a reduction is taken to be
-//!   when `in_flight` more of them have been issued. So the compute stream need not wait for it, and
-//!   the gradients of all units are not kept until the end.
+//!   when `in_flight` more of them have been issued. That late the compute stream waits for it, also
+//!   where nothing reads it yet, to know that its operands' memory is free; so the gradients of all units
+//!   are not kept until the end.
 //! * A collective starts when everything that was issued to the compute stream before it is done: what
 //!   a unit no longer needs is then free for the weights of the next but one.
 //!

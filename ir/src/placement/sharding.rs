@@ -81,6 +81,11 @@ impl Sharding {
         self.dims.iter().zip(shape).map(|(dim, &size)| dim.local_size(size, mesh)).collect()
     }
 
+    /// Elements of that buffer.
+    pub fn local_elements(&self, shape: &[u64], mesh: &Mesh) -> u64 {
+        self.local_shape(shape, mesh).iter().product()
+    }
+
     /// The shape of what this coordinate holds: a prefix of its buffer in every dimension.
     pub fn extents(&self, shape: &[u64], mesh: &Mesh, coord: &[u32]) -> SmallVec<[u64; 4]> {
         self.dims.iter().zip(shape).map(|(dim, &size)| dim.extent(size, mesh, coord)).collect()

@@ -144,8 +144,7 @@ impl Walk<'_> {
     }
 
     fn bytes(&self, ty: &TensorType, sharding: &Sharding) -> u64 {
-        let local = sharding.local_shape(&ty.shape, &self.graph.mesh);
-        local.iter().product::<u64>() * ty.dtype.bytes()
+        sharding.local_elements(&ty.shape, &self.graph.mesh) * ty.dtype.bytes()
     }
 
     /// A collective of `input`, without a result, in the module and section of `node`.
