@@ -1,7 +1,6 @@
 //! `planc bench`: how fast a plan runs, where its time goes, and how much memory it takes.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
 
 use ir::plan::Plan;
 use ir::summary::Summary;
@@ -10,7 +9,7 @@ use runtime::exec::MemoryUse;
 use runtime::{BenchOptions, BenchReport};
 use serde_json::json;
 
-use crate::input::{self, ModelArgs};
+use crate::input::PlanArgs;
 use crate::place::PlaceArgs;
 use crate::report::{Format, Outcome, Ui, print, print_json};
 use crate::run::failure;
@@ -20,11 +19,8 @@ use crate::words::mesh_text;
 /// Times steps of a plan on generated tokens and random weights; a model is compiled first.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A plan, or a model with `--mesh`.
-    #[arg(value_name = "MODEL.plan|MODEL.ron")]
-    input: PathBuf,
     #[command(flatten)]
-    model: ModelArgs,
+    plan: PlanArgs,
     #[command(flatten)]
     place: PlaceArgs,
     /// Steps to time, of which the median is reported.
@@ -37,12 +33,12 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
-    let plan = input::plan(&args.input, &args.model)?;
-    let place = args.place.place(None).map_err(|it| failure(&it, &args.input))?;
+    let plan = args.plan.plan()?;
+    let place = args.place.place(None).map_err(|it| failure(&it, &args.plan.input))?;
     let speaks = place.launch.is_first();
     let seed = plan.run.seed;
     let options = BenchOptions { warmup: args.warmup, steps: args.steps, seed, place };
-    let report = runtime::bench(&plan, &options).map_err(|it| failure(&it, &args.input))?;
+    let report = runtime::bench(&plan, &options).map_err(|it| failure(&it, &args.plan.input))?;
     if !speaks {
         return Ok(());
     }

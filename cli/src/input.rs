@@ -1,7 +1,7 @@
 //! What commands read: a model, IR, or a plan. And how errors of the libraries become reports.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ir::Graph;
@@ -47,6 +47,30 @@ impl ModelArgs {
     fn of_schedule(&self) -> Option<&'static str> {
         let forward = self.prefetch_forward.map(|_| "--prefetch-forward");
         forward.or(self.prefetch_backward.map(|_| "--prefetch-backward"))
+    }
+}
+
+/// What has a plan: the input of everything but `compile`.
+#[derive(Debug, clap::Args)]
+pub struct PlanArgs {
+    /// A plan, or a model with `--mesh`.
+    #[arg(value_name = "MODEL.plan|MODEL.ron")]
+    pub input: PathBuf,
+    #[command(flatten)]
+    model: ModelArgs,
+}
+
+impl PlanArgs {
+    /// The plan in the file, compiled first if the file is a model or IR.
+    pub fn plan(&self) -> Outcome<Plan> {
+        let file = File::read(&self.input)?;
+        match file.input(&self.model)? {
+            Input::Plan(plan) => Ok(plan),
+            Input::Graph(graph, _) => match codegen::compile(graph, &self.model.options()) {
+                Ok(compiled) => Ok(compiled.plan),
+                Err(it) => Err(file.pass_failure(&it.error)),
+            },
+        }
     }
 }
 
@@ -327,16 +351,4 @@ pub fn write(path: &Path, text: &str) -> Outcome {
     std::fs::write(path, text).map_err(|it| {
         Failure::new("PL0601", format!("cannot write `{}`: {}", path.display(), reason(&it)))
     })
-}
-
-/// The plan in a file, compiled first if the file is a model or IR.
-pub fn plan(path: &Path, args: &ModelArgs) -> Outcome<Plan> {
-    let file = File::read(path)?;
-    match file.input(args)? {
-        Input::Plan(plan) => Ok(plan),
-        Input::Graph(graph, _) => match codegen::compile(graph, &args.options()) {
-            Ok(compiled) => Ok(compiled.plan),
-            Err(it) => Err(file.pass_failure(&it.error)),
-        },
-    }
 }

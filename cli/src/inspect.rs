@@ -3,13 +3,11 @@
 mod costs;
 mod tensors;
 
-use std::path::PathBuf;
-
 use ir::placement::{Axis, Mesh};
 use ir::plan::Plan;
 use serde::Serialize;
 
-use crate::input::{self, ModelArgs};
+use crate::input::PlanArgs;
 use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::grouped;
 use crate::words::{mesh_text, refinements};
@@ -29,11 +27,8 @@ const CHOSEN_RANKS: usize = 1024;
 /// index ranges that each rank holds. Ranks that hold the same are on one line.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A plan, or a model with `--mesh`.
-    #[arg(value_name = "MODEL.plan|MODEL.ron")]
-    input: PathBuf,
     #[command(flatten)]
-    model: ModelArgs,
+    plan: PlanArgs,
     /// Only ranks at these coordinates of the mesh, as in `dp=1,tp=3`; axes left out are free.
     #[arg(long, value_name = "AXIS=INDEX,..")]
     coord: Option<String>,
@@ -53,7 +48,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
-    let plan = input::plan(&args.input, &args.model)?;
+    let plan = args.plan.plan()?;
     let view = View::of(&plan, args)?;
     match ui.format {
         Format::Json => print_json(&view),

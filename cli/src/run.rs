@@ -11,7 +11,7 @@ use ir::plan::Plan;
 use runtime::{Place, RunError, StepReport, TokenWidth, TrainOptions};
 use serde_json::json;
 
-use crate::input::{self, ModelArgs};
+use crate::input::{self, PlanArgs};
 use crate::place::PlaceArgs;
 use crate::report::{Failure, Format, Outcome, Ui, print_aside, print_progress};
 use crate::table::{grouped, plural, short};
@@ -24,11 +24,8 @@ use crate::words::mesh_text;
 /// torchrun or Slurm started.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// A plan, or a model with `--mesh`.
-    #[arg(value_name = "MODEL.plan|MODEL.ron")]
-    input: PathBuf,
     #[command(flatten)]
-    model: ModelArgs,
+    plan: PlanArgs,
     /// Steps to train; by default those of the model.
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
@@ -80,10 +77,10 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         return Err(Failure::new("PL0609", "`--compare cpu` compares the CPU with itself")
             .help("add `--device cuda`"));
     }
-    let plan = input::plan(&args.input, &args.model)?;
+    let plan = args.plan.plan()?;
     let (report, comparisons) = channel();
     let compare = args.compare.map(|Reference::Cpu| report);
-    let place = args.place.place(compare).map_err(|it| failure(&it, &args.input))?;
+    let place = args.place.place(compare).map_err(|it| failure(&it, &args.plan.input))?;
     let speaks = place.launch.is_first();
     let options = args.options(place);
     // Other processes say what goes wrong, and nothing else.
@@ -92,7 +89,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     log.heard = speaks;
     let result = runtime::train(&plan, &options, |it| log.step(it));
     log.bar.finish_and_clear();
-    result.map_err(|it| failure(&it, &args.input))?;
+    result.map_err(|it| failure(&it, &args.plan.input))?;
     log.end();
     // The session is gone, and with it all that could send more.
     drop(options);
