@@ -96,7 +96,8 @@ pub fn bench(plan: &Plan, options: &BenchOptions) -> Result<BenchReport, RunErro
     let session = options.place.start(plan, &session, hosted)?;
     session.prepare()?;
     let (mut first, mut seconds, mut loss) = (None, Vec::new(), None);
-    for step in 1..=options.warmup + options.steps.max(1) {
+    let last = options.warmup + options.steps.max(1);
+    for step in 1..=last {
         let batch = data.batch(step - 1)?;
         let report = session.step(&batch, plan.run.schedule.at(step - 1), step)?;
         first.get_or_insert(report.seconds);
@@ -105,8 +106,7 @@ pub fn bench(plan: &Plan, options: &BenchOptions) -> Result<BenchReport, RunErro
             seconds.push(report.seconds);
         }
     }
-    let (kinds, instructions) =
-        time_of_one(plan, &session, &data, options.warmup + options.steps.max(1) + 1)?;
+    let (kinds, instructions) = time_of_one(plan, &session, &data, last + 1)?;
     Ok(BenchReport {
         seconds,
         first: first.unwrap_or_default(),

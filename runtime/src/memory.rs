@@ -3,6 +3,8 @@
 use std::fmt;
 
 use bytemuck::{AnyBitPattern, NoUninit};
+use half::bf16;
+use ir::DType;
 
 /// Bytes, aligned for every element type.
 #[derive(Clone, Default)]
@@ -53,6 +55,19 @@ impl Bytes {
     ) -> &mut [T] {
         bytemuck::cast_slice_mut(&mut self.all_mut()[offset..offset + len * size_of::<T>()])
     }
+}
+
+/// Elements as f64, from bytes of any alignment.
+pub(crate) fn widened(dtype: DType, bytes: &[u8]) -> Vec<f64> {
+    match dtype {
+        DType::F32 => words(bytes).map(|it| f32::from_ne_bytes(it).into()).collect(),
+        DType::Bf16 => words(bytes).map(|it| bf16::from_ne_bytes(it).to_f64()).collect(),
+        DType::I32 => words(bytes).map(|it| i32::from_ne_bytes(it).into()).collect(),
+    }
+}
+
+fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> + '_ {
+    bytes.as_chunks::<N>().0.iter().copied()
 }
 
 /// Vectors to compute in, kept between ops.

@@ -60,6 +60,9 @@ impl Default for SessionOptions {
     }
 }
 
+/// Results of a plan, by name.
+pub type Results = Vec<(Name, f32)>;
+
 /// What came out of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepReport {
@@ -72,7 +75,7 @@ pub struct StepReport {
     /// Result `grad_norm`, if the plan has it.
     pub grad_norm: Option<f32>,
     /// All results of the plan.
-    pub results: Vec<(Name, f32)>,
+    pub results: Results,
     /// Tokens of the global batch.
     pub tokens: u64,
     /// How long it took.
@@ -209,7 +212,7 @@ impl Session {
         for micro_batch in 0..self.plan.micro_batches {
             self.micro_batch(batch, step, micro_batch)?;
         }
-        let results = self.update()?;
+        let (results, warnings) = self.update_and_warn()?;
         let result = |name: &str| results.iter().find(|it| it.0 == name).map(|it| it.1);
         Ok(StepReport {
             step,
@@ -219,7 +222,7 @@ impl Session {
             tokens: batch.tokens.len() as u64,
             seconds: began.elapsed().as_secs_f64(),
             results,
-            warnings: self.on_all(|rank| Ok(rank.backend.warnings()))?.concat(),
+            warnings,
         })
     }
 
@@ -263,20 +266,28 @@ impl Session {
     }
 
     /// The last part: runs `update` and returns the plan's results.
-    pub fn update(&self) -> Result<Vec<(Name, f32)>, RunError> {
-        let mut results = self.on_all(|rank| {
+    pub fn update(&self) -> Result<Results, RunError> {
+        Ok(self.update_and_warn()?.0)
+    }
+
+    /// As [`Session::update`], with what backends have to tell.
+    fn update_and_warn(&self) -> Result<(Results, Vec<String>), RunError> {
+        let done = self.on_all(|rank| {
             rank.run(PlanSection::Update)?;
+            let warnings = rank.backend.warnings();
             if !rank.first {
-                return Ok(Vec::new());
+                return Ok((Vec::new(), warnings));
             }
             let plan = rank.plan.clone();
             let result = |(name, buffer): &(Name, Buffer)| {
                 let values = rank.floats(*buffer)?;
                 Ok((name.clone(), values.first().copied().unwrap_or(f32::NAN)))
             };
-            plan.results.iter().map(result).collect()
+            let results: Results = plan.results.iter().map(result).collect::<Result<_, _>>()?;
+            Ok((results, warnings))
         })?;
-        Ok(results.swap_remove(0))
+        let (mut results, warnings): (Vec<_>, Vec<_>) = done.into_iter().unzip();
+        Ok((results.swap_remove(0), warnings.concat()))
     }
 
     /// The global value of a buffer that outlives a section, reduced where it is partial. What is

@@ -6,14 +6,13 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use bytemuck::allocation::pod_collect_to_vec;
-use half::bf16;
 use ir::DType;
 use ir::plan::{Buffer, Event, PlanSection, Stream};
 
 use crate::bind::{At, BoundPlan, CollectiveCall, ComputeCall, CopyCall};
 use crate::error::RunError;
 use crate::exec::{Backend, MemoryUse, Span};
+use crate::memory::widened;
 
 /// The largest relative error of an f32 result: sums of up to 2^17 terms of either sign in another
 /// order differ by about 2^-24 * sqrt(2^17), and cancellation costs a decimal more.
@@ -110,17 +109,8 @@ fn relative_error(dtype: DType, a: &[u8], b: &[u8]) -> f64 {
     if a == b {
         return 0.0;
     }
-    let values = |bytes: &[u8]| -> Vec<f64> {
-        match dtype {
-            DType::F32 => pod_collect_to_vec::<u8, f32>(bytes).into_iter().map(f64::from).collect(),
-            DType::Bf16 => {
-                pod_collect_to_vec::<u8, bf16>(bytes).into_iter().map(bf16::to_f64).collect()
-            }
-            DType::I32 => pod_collect_to_vec::<u8, i32>(bytes).into_iter().map(f64::from).collect(),
-        }
-    };
     let (mut difference, mut norm) = (0.0, 0.0);
-    for (a, b) in values(a).into_iter().zip(values(b)) {
+    for (a, b) in widened(dtype, a).into_iter().zip(widened(dtype, b)) {
         difference += (a - b) * (a - b);
         norm += b * b;
     }

@@ -337,13 +337,17 @@ impl Backend for CpuBackend {
 
     fn finish(&mut self) -> Result<(), RunError> {
         while let Some((stream, work)) = self.queues.next() {
-            match &work {
-                Work::Compute(call) => self.run_work(call.at, stream, &work)?,
-                Work::Collective(call) => self.run_work(call.at, stream, &work)?,
-                Work::Copy(call) => self.run_work(call.at, stream, &work)?,
-                Work::Record(event) => self.queues.reached[*event] += 1,
-                Work::Wait(..) => (),
-            }
+            let at = match &work {
+                Work::Compute(call) => call.at,
+                Work::Collective(call) => call.at,
+                Work::Copy(call) => call.at,
+                Work::Record(event) => {
+                    self.queues.reached[*event] += 1;
+                    continue;
+                }
+                Work::Wait(..) => continue,
+            };
+            self.run_work(at, stream, &work)?;
         }
         self.at = None;
         Ok(())

@@ -20,6 +20,7 @@ use crate::backend::cuda::driver::{CudaStream, Device, DeviceMemory};
 use crate::backend::cuda::program::{Loader, Place};
 use crate::backend::cuda::watch::passes_within;
 use crate::error::RunError;
+use crate::memory::widened;
 
 /// Largest relative error of an f32 result, in the norm of the whole tensor. Sums of up to 2^20 terms
 /// in a tree of f32 have an error of 20 * 2^-24 = 1.2e-6; approximate exponentials of the hardware have
@@ -398,16 +399,7 @@ fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
 }
 
 fn decode(ty: &TensorType, bytes: &[u8]) -> Tensor<f64> {
-    let data = match ty.dtype {
-        DType::F32 => words(bytes).map(|it| f64::from(f32::from_le_bytes(it))).collect(),
-        DType::Bf16 => words(bytes).map(|it| bf16::from_le_bytes(it).to_f64()).collect(),
-        DType::I32 => words(bytes).map(|it| f64::from(i32::from_le_bytes(it))).collect(),
-    };
-    Tensor { shape: local_shape(&ty.shape), data }
-}
-
-fn words<const N: usize>(bytes: &[u8]) -> impl Iterator<Item = [u8; N]> + '_ {
-    bytes.as_chunks::<N>().0.iter().copied()
+    Tensor { shape: local_shape(&ty.shape), data: widened(ty.dtype, bytes) }
 }
 
 #[cfg(test)]
