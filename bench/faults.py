@@ -32,6 +32,8 @@ def end(processes, seconds):
             out, error = it.communicate(timeout=max(0.1, limit - time.time()))
             res.append((it.returncode, " ".join(error.split()), out))
         except subprocess.TimeoutExpired:
+            stacks = ["cuda-gdb", "-p", str(it.pid), "-batch", "-ex", "thread apply all bt 14"]
+            subprocess.run(stacks, stdout=sys.stderr, stderr=subprocess.STDOUT, timeout=90)
             it.kill()
             it.communicate()
             res.append(("HANGS", "", ""))

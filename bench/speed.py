@@ -20,9 +20,7 @@ CONFIGURATIONS = {
 
 def run(command, seconds=280):
     try:
-        # Weights are gathered by copy engines: see docs/gpu.md.
-        env = dict({"PLANC_NCCL_WINDOWS": "1"}, **os.environ)
-        result = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=env)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired as error:
         return "", f"no end after {seconds} s: {error.stderr}"
     return result.stdout, "" if result.returncode == 0 else (result.stdout + result.stderr)[-1500:]

@@ -150,10 +150,9 @@ pub struct CommOptions {
 }
 
 impl CommOptions {
-    /// With `PLANC_NCCL_WINDOWS` of the environment (0).
+    /// Windows unless `PLANC_NCCL_WINDOWS` is 0 in the environment.
     pub fn from_env(timeout: Duration) -> CommOptions {
-        let windows =
-            std::env::var("PLANC_NCCL_WINDOWS").is_ok_and(|it| !it.is_empty() && it != "0");
+        let windows = std::env::var("PLANC_NCCL_WINDOWS").map_or(true, |it| it != "0");
         CommOptions { timeout, windows }
     }
 }
