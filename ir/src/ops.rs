@@ -7,6 +7,7 @@
 
 mod apply;
 mod factors;
+mod pieces;
 mod tensor;
 
 use serde::{Deserialize, Serialize};
@@ -22,6 +23,8 @@ pub use collective::CollectiveKind;
 pub use factors::{Assignment, Conflict, Dims, Factor, Factors, Linear};
 pub use glu::GluKind;
 pub use matmul::Gemm;
+pub use quant_matmul::Granule;
+pub use quantize::Copies;
 pub use rope::Llama3Scaling;
 pub use tensor::{Number, Real, Tensor, View, ViewMut};
 
@@ -187,6 +190,7 @@ define_ops! {
     adam::Adam = "adam",
     adamw::AdamW = "adamw",
     add::Add = "add",
+    amax::Amax = "amax",
     attention::Attention = "attention",
     attention_grad::AttentionGrad = "attention_grad",
     bias_add::BiasAdd = "bias_add",
@@ -200,6 +204,8 @@ define_ops! {
     collective::Collective = "collective",
     concat::Concat = "concat",
     cross_entropy::CrossEntropy = "cross_entropy",
+    delayed_scale::DelayedScale = "delayed_scale",
+    delayed_update::DelayedUpdate = "delayed_update",
     div::Div = "div",
     dropout::Dropout = "dropout",
     embedding::Embedding = "embedding",
@@ -213,6 +219,9 @@ define_ops! {
     merge_dims::MergeDims = "merge_dims",
     mul::Mul = "mul",
     pad_dim::PadDim = "pad_dim",
+    quant_matmul::QuantMatmul = "quant_matmul",
+    quant_scale::QuantScale = "quant_scale",
+    quantize::Quantize = "quantize",
     reshard::Reshard = "reshard",
     rms_norm::RmsNorm = "rms_norm",
     rms_norm_grad::RmsNormGrad = "rms_norm_grad",
@@ -519,9 +528,9 @@ pub(crate) fn ndim_at_least(
 /// Checks that operand `operand` holds integers.
 pub(crate) fn integers(inputs: &[&TensorType], operand: usize) -> Result<(), TypeError> {
     let found = inputs[operand].dtype;
-    match found.is_float() {
-        false => Ok(()),
-        true => Err(TypeError::DType { operand, found, expected: "an integer type" }),
+    match found {
+        DType::I32 => Ok(()),
+        _ => Err(TypeError::DType { operand, found, expected: "an integer type" }),
     }
 }
 

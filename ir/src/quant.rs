@@ -1,4 +1,12 @@
-//! Amax groups: over which mesh axes the scale of a tensor must agree.
+//! Low-precision formats, scales and recipes, and amax groups: over which mesh axes a scale must agree.
+
+mod current;
+mod delayed;
+pub mod format;
+
+pub use current::scale_from_amax;
+pub use delayed::{AmaxAlgo, delayed_update};
+pub use format::Format;
 
 use crate::placement::{AxisSet, Sharding};
 

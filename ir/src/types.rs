@@ -6,6 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use crate::quant::Format;
+
 /// Sizes of the dimensions, outermost first. A scalar has none.
 pub type Shape = SmallVec<[u64; 4]>;
 
@@ -19,17 +21,22 @@ pub enum DType {
     Bf16,
     /// Two's complement: token ids, labels, seeds.
     I32,
+    /// OCP FP8 with 4 exponent and 3 mantissa bits: largest number 448, no infinity.
+    E4M3,
+    /// OCP FP8 with 5 exponent and 2 mantissa bits: largest number 57344.
+    E5M2,
 }
 
 impl DType {
     /// Every element type, for parsers and tests.
-    pub const ALL: &[DType] = &[DType::F32, DType::Bf16, DType::I32];
+    pub const ALL: &[DType] = &[DType::F32, DType::Bf16, DType::I32, DType::E4M3, DType::E5M2];
 
     /// Bytes of one element.
     pub fn bytes(self) -> u64 {
         match self {
             DType::F32 | DType::I32 => 4,
             DType::Bf16 => 2,
+            DType::E4M3 | DType::E5M2 => 1,
         }
     }
 
@@ -39,14 +46,31 @@ impl DType {
             DType::F32 => "f32",
             DType::Bf16 => "bf16",
             DType::I32 => "i32",
+            DType::E4M3 => "e4m3",
+            DType::E5M2 => "e5m2",
         }
     }
 
-    /// Whether values of this type are real numbers, so that gradients and partial sums exist.
+    /// Whether values of this type are real numbers, so that gradients and partial sums exist. FP8
+    /// values are codes, which mean something with their scale only.
     pub fn is_float(self) -> bool {
         match self {
             DType::F32 | DType::Bf16 => true,
-            DType::I32 => false,
+            DType::I32 | DType::E4M3 | DType::E5M2 => false,
+        }
+    }
+
+    /// Whether values of this type are FP8 codes.
+    pub fn is_fp8(self) -> bool {
+        self.fp8().is_some()
+    }
+
+    /// The format of FP8 codes.
+    pub fn fp8(self) -> Option<Format> {
+        match self {
+            DType::F32 | DType::Bf16 | DType::I32 => None,
+            DType::E4M3 => Some(Format::E4M3),
+            DType::E5M2 => Some(Format::E5M2),
         }
     }
 }
@@ -62,7 +86,9 @@ impl FromStr for DType {
 
     fn from_str(s: &str) -> Result<DType, String> {
         let found = DType::ALL.iter().find(|it| it.name() == s);
-        found.copied().ok_or_else(|| format!("unknown dtype `{s}`; one of f32, bf16, i32"))
+        found
+            .copied()
+            .ok_or_else(|| format!("unknown dtype `{s}`; one of f32, bf16, i32, e4m3, e5m2"))
     }
 }
 

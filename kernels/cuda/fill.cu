@@ -1,8 +1,8 @@
-// `fill` with something else than zeros. Macro: E (u16 or u32, as wide as an element).
+// `fill` with something else than zeros. Macro: E (u8, u16 or u32, as wide as an element).
 
 #include "common.cuh"
 
-// `bits` holds one element, or a pair of equal narrower ones.
+// `bits` holds one element, or equal narrower ones.
 extern "C" __global__ void fill(E* out, u32 bits, i64 n) {
     constexpr int N = 16 / sizeof(E);
     i64 thread = blockIdx.x * (i64)blockDim.x + threadIdx.x;

@@ -128,6 +128,12 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         Op::SumLeading(_) => sum_leading::lower(call),
         Op::SumSquares(_) => sum_squares::lower(calls),
         Op::Transpose(_) => transpose::lower(call),
+        Op::Amax(_) | Op::DelayedScale(_) | Op::DelayedUpdate(_) => {
+            Err(Unsupported::new(call, "codes have no kernels"))
+        }
+        Op::QuantMatmul(_) | Op::QuantScale(_) | Op::Quantize(_) => {
+            Err(Unsupported::new(call, "codes have no kernels"))
+        }
         Op::Collective(_) | Op::Reshard(_) => {
             Err(Unsupported::new(call, "data between ranks is moved by the communicator"))
         }

@@ -106,7 +106,7 @@ impl<'a> Walk<'a> {
         match self.graph.nodes[node].op {
             Op::Cast(ref it) => match it.to {
                 DType::F32 => self.widen(node),
-                DType::Bf16 | DType::I32 => self.compute_weight(node),
+                DType::Bf16 | DType::I32 | DType::E4M3 | DType::E5M2 => self.compute_weight(node),
             },
             Op::Activation(_) => self.activation(node),
             Op::Add(_) => self.add(node),

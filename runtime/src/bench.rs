@@ -176,7 +176,7 @@ fn kinds_of(plan: &Plan, span: &Span) -> Vec<Kind> {
     };
     match &plan.section(at.section)[at.index] {
         Instruction::Compute { op, .. } => vec![match op {
-            Op::Matmul(_) => Kind::Gemm,
+            Op::Matmul(_) | Op::QuantMatmul(_) => Kind::Gemm,
             Op::Attention(_) | Op::AttentionGrad(_) => Kind::Attention,
             _ if at.section == PlanSection::Update => Kind::Update,
             _ => Kind::Other,

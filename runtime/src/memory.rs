@@ -5,6 +5,7 @@ use std::fmt;
 use bytemuck::{AnyBitPattern, NoUninit};
 use half::bf16;
 use ir::DType;
+use ir::quant::Format;
 
 /// Bytes, aligned for every element type.
 #[derive(Clone, Default)]
@@ -63,6 +64,8 @@ pub(crate) fn widened(dtype: DType, bytes: &[u8]) -> Vec<f64> {
         DType::F32 => words(bytes).map(|it| f32::from_ne_bytes(it).into()).collect(),
         DType::Bf16 => words(bytes).map(|it| bf16::from_ne_bytes(it).to_f64()).collect(),
         DType::I32 => words(bytes).map(|it| i32::from_ne_bytes(it).into()).collect(),
+        DType::E4M3 => bytes.iter().map(|&it| Format::E4M3.decode(it).into()).collect(),
+        DType::E5M2 => bytes.iter().map(|&it| Format::E5M2.decode(it).into()).collect(),
     }
 }
 

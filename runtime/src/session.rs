@@ -662,6 +662,12 @@ impl Rank {
                     let integers: Vec<i32> = values.iter().map(|&it| it as i32).collect();
                     backend.write_at(buffer, offset, cast_slice(&integers))
                 }
+                DType::E4M3 | DType::E5M2 => {
+                    let format = dtype.fp8().expect("it is FP8");
+                    let mut codes = vec![0; len];
+                    format.encode_into(&values, &mut codes);
+                    backend.write_at(buffer, offset, &codes)
+                }
             }
         })
     }
@@ -704,6 +710,11 @@ impl Rank {
             DType::I32 => {
                 let raw = self.integers(buffer)?;
                 res.iter_mut().zip(raw).for_each(|(res, it)| *res = it as f32);
+            }
+            DType::E4M3 | DType::E5M2 => {
+                let mut codes = vec![0; bound.len];
+                self.backend.read(buffer, &mut codes)?;
+                bound.dtype.fp8().expect("it is FP8").decode_into(&codes, &mut res);
             }
         }
         Ok(res)

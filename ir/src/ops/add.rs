@@ -18,6 +18,10 @@ impl OpDef for Add {
         let Some((first, rest)) = inputs.split_first() else {
             return Err(TypeError::Arity { expected: 1, found: 0 });
         };
+        if first.dtype.is_fp8() {
+            let (operand, found) = (0, first.dtype);
+            return Err(TypeError::DType { operand, found, expected: "f32, bf16 or i32" });
+        }
         for other in rest {
             same_shape(first, other)?;
         }

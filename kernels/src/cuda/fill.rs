@@ -1,5 +1,6 @@
 //! Launches for tensors of one value: `fill` and `zeros_like`.
 
+use ir::quant::Format;
 use ir::{DType, Op};
 
 use crate::cuda::launch::{BLOCK, blocks, bytes, elements, launch, program, result, size};
@@ -25,7 +26,11 @@ pub(super) fn zeros(index: usize, out: &Operand) -> Work {
 }
 
 fn constant(bits: u32, out: &Operand) -> Work {
-    let element = if out.dtype.bytes() == 2 { "E=u16" } else { "E=u32" };
+    let element = match out.dtype.bytes() {
+        1 => "E=u8",
+        2 => "E=u16",
+        _ => "E=u32",
+    };
     let function =
         Function { source: "fill.cu", defines: vec![element.to_string()], entry: "fill" };
     let n = elements(out);
@@ -33,12 +38,14 @@ fn constant(bits: u32, out: &Operand) -> Work {
     launch(function, grid, BLOCK, vec![result(0), Arg::U32(bits), size(n)])
 }
 
-/// A word of elements: one, or two equal ones.
+/// A word of elements: one, or equal narrower ones.
 fn word(value: f32, dtype: DType) -> u32 {
     match dtype {
         DType::F32 => value.to_bits(),
         DType::I32 => (value as i32).cast_unsigned(),
         DType::Bf16 => u32::from(bf16(value)) * 0x1_0001,
+        DType::E4M3 => u32::from(Format::E4M3.encode(value)) * 0x101_0101,
+        DType::E5M2 => u32::from(Format::E5M2.encode(value)) * 0x101_0101,
     }
 }
 

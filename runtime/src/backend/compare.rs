@@ -73,7 +73,7 @@ impl CompareBackend {
             let tolerance = match self.plan.buffers[buffer].dtype {
                 DType::F32 => F32_TOLERANCE,
                 DType::Bf16 => BF16_TOLERANCE,
-                DType::I32 => 0.0,
+                DType::I32 | DType::E4M3 | DType::E5M2 => 0.0,
             };
             self.compare_buffer(Some(at), buffer, tolerance)?;
         }

@@ -18,6 +18,7 @@ use ir::DType;
 use ir::ops::{LocalCx, View, ViewMut};
 use ir::placement::{ReduceOp, for_each_copy};
 use ir::plan::{Arena, Buffer, Event, PlanSection, Role, Stream};
+use ir::quant::Format;
 use smallvec::SmallVec;
 
 use crate::bind::{At, BoundBuffer, BoundPart, BoundPlan, CollectiveCall, ComputeCall, CopyCall};
@@ -246,7 +247,9 @@ impl CpuBackend {
                             let values: &[bf16] = bytes.slice(from * 2, len);
                             reduce(op, n == 0, acc, values.iter().map(|it| it.to_f32()));
                         }
-                        DType::I32 => unreachable!("bind refuses to reduce integers"),
+                        DType::I32 | DType::E4M3 | DType::E5M2 => {
+                            unreachable!("bind reduces real numbers only")
+                        }
                     }
                 });
             }
@@ -463,11 +466,13 @@ fn load(
                 *to = value as f32;
             }
         }
+        DType::E4M3 => Format::E4M3.decode_into(memory.slice(buffer), &mut res),
+        DType::E5M2 => Format::E5M2.decode_into(memory.slice(buffer), &mut res),
     }
     Ok(Some(res))
 }
 
-/// Rounds to the buffer's dtype, to nearest even.
+/// Rounds to the buffer's dtype, to nearest even; FP8 saturates.
 fn store(memory: &mut Memory, buffer: &BoundBuffer, values: &[f32]) -> Result<(), RunError> {
     let arena = memory.arena_mut(buffer.arena);
     match buffer.dtype {
@@ -483,6 +488,12 @@ fn store(memory: &mut Memory, buffer: &BoundBuffer, values: &[f32]) -> Result<()
                 }
                 *to = value as i32;
             }
+        }
+        DType::E4M3 => {
+            Format::E4M3.encode_into(values, arena.slice_mut(buffer.offset, buffer.len));
+        }
+        DType::E5M2 => {
+            Format::E5M2.encode_into(values, arena.slice_mut(buffer.offset, buffer.len));
         }
     }
     Ok(())

@@ -593,6 +593,7 @@ fn number(dtype: DType) -> i32 {
         DType::I32 => 2,
         DType::F32 => 7,
         DType::Bf16 => 9,
+        DType::E4M3 | DType::E5M2 => BYTES,
     }
 }
 

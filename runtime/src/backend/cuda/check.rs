@@ -13,6 +13,7 @@ use half::bf16;
 use ir::DType;
 use ir::TensorType;
 use ir::ops::{Op, Tensor, Types, bounds_of_whole, local_shape, run_reference};
+use ir::quant::Format;
 use kernels::cuda::{OpCall, Operand, Program, Work, lower};
 
 use crate::backend::cuda::check::cases::{Call, Case, cases};
@@ -377,7 +378,8 @@ fn tolerance(call: &Call, dtype: DType) -> f64 {
         DType::Bf16 => BF16_TOLERANCE,
         DType::F32 if rounds && call.types().any(|it| it.dtype == DType::Bf16) => BF16_TOLERANCE,
         DType::F32 => F32_TOLERANCE,
-        DType::I32 => 0.0,
+        // Codes of the same bytes are equal bit for bit.
+        DType::I32 | DType::E4M3 | DType::E5M2 => 0.0,
     }
 }
 
@@ -395,6 +397,8 @@ fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
         DType::F32 => values.iter().flat_map(|&it| (it as f32).to_le_bytes()).collect(),
         DType::Bf16 => values.iter().flat_map(|&it| bf16::from_f64(it).to_le_bytes()).collect(),
         DType::I32 => values.iter().flat_map(|&it| (it as i32).to_le_bytes()).collect(),
+        DType::E4M3 => values.iter().map(|&it| Format::E4M3.encode(it as f32)).collect(),
+        DType::E5M2 => values.iter().map(|&it| Format::E5M2.encode(it as f32)).collect(),
     }
 }
 

@@ -150,6 +150,8 @@ fn cuda_type(dtype: DType) -> cudaDataType {
         DType::F32 => cudaDataType::CUDA_R_32F,
         DType::Bf16 => cudaDataType::CUDA_R_16BF,
         DType::I32 => cudaDataType::CUDA_R_32I,
+        DType::E4M3 => cudaDataType::CUDA_R_8F_E4M3,
+        DType::E5M2 => cudaDataType::CUDA_R_8F_E5M2,
     }
 }
 

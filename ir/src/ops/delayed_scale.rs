@@ -1,0 +1,43 @@
+//! `delayed_scale`: the scale of a tensor under delayed scaling as its state holds it, and its inverse.
+//!
+//! States start as zeros and TransformerEngine's scales as ones, so a scale of 0 is 1.
+
+use serde::{Deserialize, Serialize};
+use smallvec::smallvec;
+
+use crate::ops::{
+    Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity, scalar,
+};
+use crate::types::TensorType;
+
+/// See the [module docs](self). Operand: the state, an f32 scalar; results: the scale, its inverse.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct DelayedScale {}
+
+impl OpDef for DelayedScale {
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
+        arity(inputs, 1)?;
+        scalar(inputs, 0)?;
+        Ok(smallvec![inputs[0].clone(), inputs[0].clone()])
+    }
+
+    fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
+        Factors::new(" -> , ", inputs, results)
+    }
+
+    fn reference<T: Real>(
+        &self,
+        inputs: &[View<'_, T>],
+        results: &mut [ViewMut<'_, T>],
+        _cx: &LocalCx<'_>,
+    ) {
+        let scale = inputs[0].data[0];
+        let scale = if scale == T::zero() { T::one() } else { scale };
+        results[0].data[0] = scale;
+        results[1].data[0] = T::one() / scale;
+    }
+
+    fn samples() -> Vec<Sample> {
+        vec![Sample::floats(DelayedScale {}, &[&[]]).fill(0, Values::Positive)]
+    }
+}

@@ -1,0 +1,71 @@
+//! `quant_scale`: the scale of FP8 codes from the amax of what they stand for, and its inverse.
+//!
+//! TransformerEngine's current scaling: `scale = max / amax`, where an amax of 0, infinity or NaN gives a scale
+//! of 1 and one that overflows the largest finite one. Codes are `x * scale`, and `x` is a code times the
+//! inverse.
+
+use serde::{Deserialize, Serialize};
+use smallvec::smallvec;
+
+use crate::ops::{
+    Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
+    is_default,
+};
+use crate::quant::{Format, scale_from_amax};
+use crate::types::{DType, TensorType};
+
+/// See the [module docs](self). Results: the scale and its inverse, f32 of the operand's shape.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct QuantScale {
+    /// FP8 type of the codes.
+    pub to: DType,
+    /// Rounds scales down to a power of two.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub pow2: bool,
+    /// An amax below this counts as this.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub epsilon: Number,
+}
+
+impl OpDef for QuantScale {
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
+        arity(inputs, 1)?;
+        if inputs[0].dtype != DType::F32 {
+            let (operand, found, expected) = (0, inputs[0].dtype, "f32");
+            return Err(TypeError::DType { operand, found, expected });
+        }
+        if !self.to.is_fp8() {
+            return Err(TypeError::Attribute { why: "codes are e4m3 or e5m2" });
+        }
+        Ok(smallvec![inputs[0].clone(), inputs[0].clone()])
+    }
+
+    /// Padding would become 1.
+    fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
+        Factors::new("* -> *, *", inputs, results).even("*")
+    }
+
+    fn reference<T: Real>(
+        &self,
+        inputs: &[View<'_, T>],
+        results: &mut [ViewMut<'_, T>],
+        _cx: &LocalCx<'_>,
+    ) {
+        let max = self.to.fp8().map_or(1.0, Format::max);
+        for (i, &amax) in inputs[0].data.iter().enumerate() {
+            let amax = amax.to_f64() as f32;
+            let scale = scale_from_amax(amax, max, self.pow2, self.epsilon.0 as f32, f32::MAX);
+            results[0].data[i] = T::from_f64(f64::from(scale));
+            results[1].data[i] = T::from_f64(f64::from(1.0 / scale));
+        }
+    }
+
+    fn samples() -> Vec<Sample> {
+        let e4m3 = QuantScale { to: DType::E4M3, pow2: false, epsilon: Number::default() };
+        let pow2 = QuantScale { to: DType::E5M2, pow2: true, epsilon: Number(0.75) };
+        vec![
+            Sample::floats(e4m3, &[&[]]).fill(0, Values::Positive),
+            Sample::floats(pow2, &[&[4]]).fill(0, Values::Positive),
+        ]
+    }
+}
