@@ -3,10 +3,15 @@
 mod current;
 mod delayed;
 pub mod format;
+mod recipe;
 
 pub use current::scale_from_amax;
 pub use delayed::{AmaxAlgo, delayed_update};
 pub use format::Format;
+pub use recipe::{
+    Custom, DelayedScaling, Float8BlockScaling, Float8CurrentScaling, Fp8Format, GemmRole,
+    MXFP8BlockScaling, NVFP4BlockScaling, QuantSpec, Recipe, RecipeError, Role, Scaling,
+};
 
 use crate::placement::{AxisSet, Sharding};
 
