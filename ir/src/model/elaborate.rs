@@ -12,12 +12,13 @@ use super::layout::{Layout, Tp};
 use super::mesh::MeshSpec;
 use super::modules::{Common, Module, ModuleDef};
 use super::names::join;
-use super::range::{MAX_SIZE, too_large};
+use super::range::{Fields, MAX_SIZE, too_large};
 use super::schema::{Batch, Model, Ordered, Units};
 use crate::build::BuildError;
 use crate::graph::{Checkpoint, Def, Scope, ScopeData, Training};
 use crate::ops::{Cast, Op};
 use crate::placement::{DimLayout, Sharding};
+use crate::quant::Recipe;
 use crate::run::Run;
 use crate::{Builder, DType, Graph, TensorType, Value};
 
@@ -48,6 +49,7 @@ pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
     };
     let root = graph.scopes.keys().next().expect("a graph has a root scope");
     graph.scopes[root].reshard_after_forward = model.fsdp.reshard_root;
+    graph.scopes[root].recipe = model.recipe.clone();
     let mut cx = Cx {
         model,
         layout: &layout,
@@ -209,9 +211,11 @@ impl<'a> Cx<'a> {
     pub fn module(&mut self, module: &dyn ModuleDef, inputs: Values) -> Result<Values, ModelError> {
         let common = module.common();
         let build = |cx: &mut Self| cx.with(common, |cx| module.build(cx, inputs));
-        if common.name.is_empty() && common.weight_mesh.is_some() {
-            // Its own weight mesh needs a scope to be in.
-            let data = self.builder.graph.scopes[self.builder.scope].clone();
+        let around = &self.builder.graph.scopes[self.builder.scope];
+        let differs = common.recipe.is_some_and(|it| *it != around.recipe);
+        if common.name.is_empty() && (common.weight_mesh.is_some() || differs) {
+            // Its own weight mesh or recipe needs a scope to be in.
+            let data = around.clone();
             return self.scoped_as("", data, build);
         }
         self.scoped(common.name, build)
@@ -255,12 +259,22 @@ impl<'a> Cx<'a> {
             let scope = self.builder.scope;
             self.builder.graph.scopes[scope].weight_mesh = Some(axes);
         }
+        if let Some(recipe) = common.recipe {
+            Fields::new(&self.path).recipe("recipe", recipe)?;
+            self.set_recipe(recipe);
+        }
         self.sequence_parallel = common.sequence_parallel.unwrap_or(self.sequence_parallel);
         self.names.0.splice(0..0, common.names.0.iter().cloned());
         let res = f(self);
         self.names.0.drain(..self.names.0.len() - outer.2);
         (self.tp, self.sequence_parallel) = (outer.0, outer.1);
         res
+    }
+
+    /// Quantizes the module at hand, and what is in it, by `recipe`.
+    pub fn set_recipe(&mut self, recipe: &Recipe) {
+        let scope = self.builder.scope;
+        self.builder.graph.scopes[scope].recipe = recipe.clone();
     }
 
     /// Runs `f` in the scope of the part `key`.

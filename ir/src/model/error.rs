@@ -524,6 +524,8 @@ fn word_at(source: &str, at: usize) -> Range<usize> {
 fn noun(owner: &str) -> String {
     match owner {
         "Function" => "activation".to_string(),
+        "AmaxAlgo" => "amax algorithm".to_string(),
+        "Fp8Format" => "FP8 format".to_string(),
         "OptimizerSpec" => "optimizer".to_string(),
         "PlacementSpec" | "ValuePlacement" => "placement".to_string(),
         "ParallelMode" => "parallel mode".to_string(),

@@ -10,6 +10,7 @@ use super::elaborate::{Cx, Values};
 use super::error::ModelError;
 use super::range::Fields;
 use super::schema::Ordered;
+use crate::quant::Recipe;
 
 /// Defines the struct of a module: its own fields and those that every module has.
 macro_rules! module {
@@ -31,6 +32,9 @@ macro_rules! module {
             /// Axes over which the scales of its weights must agree.
             #[serde(default)]
             pub weight_mesh: Option<Vec<String>>,
+            /// How its GEMMs are quantized, if not as in the module around.
+            #[serde(default)]
+            pub recipe: Option<$crate::quant::Recipe>,
             /// Other paths for its parts: `{"q_proj": "wq"}`.
             #[serde(default)]
             pub names: $crate::model::schema::Ordered<String>,
@@ -43,6 +47,7 @@ macro_rules! module {
                     tp_mesh: self.tp_mesh.as_deref(),
                     sequence_parallel: self.sequence_parallel,
                     weight_mesh: self.weight_mesh.as_deref(),
+                    recipe: self.recipe.as_ref(),
                     names: &self.names,
                 }
             }
@@ -115,6 +120,8 @@ pub struct Common<'a> {
     pub sequence_parallel: Option<bool>,
     /// Axes over which the scales of its weights must agree.
     pub weight_mesh: Option<&'a [String]>,
+    /// How its GEMMs are quantized, if not as in the module around.
+    pub recipe: Option<&'a Recipe>,
     /// Other paths for its parts.
     pub names: &'a Ordered<String>,
 }

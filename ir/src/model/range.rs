@@ -8,6 +8,7 @@ use super::error::{At, ModelError, Problem};
 use super::modules::Module;
 use super::schema::{Batch, Model, OptimizerSpec, ParamOptions, Units};
 use crate::graph::Init;
+use crate::quant::{Recipe, RecipeError};
 use crate::run::Decay;
 
 /// No size is larger, so that products of two that fit a tensor can be computed.
@@ -57,6 +58,7 @@ pub(super) fn check(model: &Model) -> Result<(), ModelError> {
     if let Some(it) = model.clip_norm {
         fields.positive("clip_norm", it)?;
     }
+    fields.recipe("recipe", &model.recipe)?;
     for (pattern, options) in &model.parameters.0 {
         Fields::new(&format!("parameters[\"{pattern}\"]")).options("", options)?;
     }
@@ -164,6 +166,16 @@ impl Fields {
                 self.number(low < high, &format!("{field}.high"), high, &expected)
             }
         }
+    }
+
+    /// How GEMMs are quantized.
+    pub fn recipe(&self, field: &str, recipe: &Recipe) -> Result<(), ModelError> {
+        let fail = |it: RecipeError| {
+            let field = format!("{field}.{}", it.field);
+            let at = At::Path(self.join(&field));
+            Problem::Range { field, found: it.found, expected: it.expected }.at(at)
+        };
+        recipe.check().map_err(fail)
     }
 
     /// Options of a parameter.

@@ -16,6 +16,7 @@ use super::names::Names;
 use crate::DType;
 use crate::graph::{Checkpoint, Init, Optimizer, Reduction};
 use crate::placement::{Placement, ReduceOp};
+use crate::quant::Recipe;
 use crate::run::Schedule;
 
 /// A model and how it is trained: all of `model.ron`.
@@ -53,6 +54,9 @@ pub struct Model {
     /// Element types.
     #[serde(default)]
     pub precision: Precision,
+    /// How GEMMs are quantized, unless their module says otherwise.
+    #[serde(default)]
+    pub recipe: Recipe,
     /// How weights start; biases start as zeros and norms as ones.
     #[serde(default = "default_init")]
     pub init: Init,

@@ -4,8 +4,10 @@ use std::path::Path;
 
 use super::attributes::{attributes, is_forward};
 use super::*;
+use crate::graph::ScopeData;
 use crate::ops::OpKind;
 use crate::placement::Sharding;
+use crate::quant::{AmaxAlgo, Format, QuantSpec, Role, Scaling};
 use crate::{DType, Graph, Phase, Section};
 
 fn example(name: &str) -> String {
@@ -213,6 +215,86 @@ fn units_and_checkpoints_follow_layers() {
     assert!(graph.scopes.values().all(|it| it.unit == 0));
 }
 
+/// Recipes by scope, where they are another than the enclosing scope's.
+#[track_caller]
+fn check_recipes(source: &str, expect: &[(&str, &str)]) {
+    let graph = graph_of(source, "2x2", &[]);
+    let differs = |it: &&ScopeData| it.parent.is_none_or(|up| graph.scopes[up].recipe != it.recipe);
+    let found = graph.scopes.values().filter(differs);
+    let found: Vec<_> = found.map(|it| (it.path.as_str(), it.recipe.name())).collect();
+    assert_eq!(found, expect);
+}
+
+#[test]
+fn a_recipe_is_that_of_the_innermost_module_that_has_one() {
+    let fp8 = example("llama-tiny-fp8.ron");
+    let with = |from: &str, to: &str| {
+        assert!(fp8.contains(from), "`{from}` is not in the example");
+        fp8.replacen(from, to, 1)
+    };
+    let model = ("", "Float8CurrentScaling");
+    check_recipes(&example("llama-tiny.ron"), &[("", "Bf16")]);
+    check_recipes(&fp8, &[model, ("lm_head", "Bf16")]);
+    check_recipes(
+        &with("LmHead(", "LmHead(recipe: MXFP8BlockScaling(), "),
+        &[model, ("lm_head", "MXFP8BlockScaling")],
+    );
+    check_recipes(
+        &with("n: 4,", "n: 4, num_layers_at_start_in_bf16: 1, num_layers_at_end_in_bf16: 2,"),
+        &[
+            model,
+            ("model.layers.0", "Bf16"),
+            ("model.layers.2", "Bf16"),
+            ("model.layers.3", "Bf16"),
+            ("lm_head", "Bf16"),
+        ],
+    );
+    check_recipes(
+        &with("n: 4,", "n: 1, recipe: DelayedScaling(margin: 1),"),
+        &[model, ("", "DelayedScaling"), ("lm_head", "Bf16")],
+    );
+    // The module is more inside than the layer.
+    check_recipes(
+        &with("n: 4,", "n: 1, num_layers_at_end_in_bf16: 1,")
+            .replace("ffn: 512", "ffn: 512, recipe: NVFP4BlockScaling()"),
+        &[
+            model,
+            ("model.layers.0", "Bf16"),
+            ("model.layers.0.mlp", "NVFP4BlockScaling"),
+            ("lm_head", "Bf16"),
+        ],
+    );
+}
+
+#[test]
+fn a_custom_recipe_is_stated_by_operand() {
+    let source = r#"Custom(
+        input: (format: E4M3, scaling: Delayed(history: 16)),
+        weight: (format: E4M3, scaling: Block(rows: 128, columns: 128)),
+    )"#;
+    let graph = tiny("1", &[("recipe", source)]);
+    let recipe = &graph.scopes.values().next().expect("the model").recipe;
+    let (format, algo) = (Format::E4M3, AmaxAlgo::Max);
+    let delayed = Scaling::Delayed { margin: 0, history: 16, algo };
+    let block = Scaling::Block { rows: 128, columns: 128, pow2: true };
+    assert_eq!(recipe.spec(Role::Input), Some(QuantSpec { format, scaling: delayed }));
+    assert_eq!(recipe.spec(Role::Weight), Some(QuantSpec { format, scaling: block }));
+    assert_eq!(recipe.spec(Role::Grad), None);
+}
+
+#[test]
+fn a_scope_has_the_weight_mesh_that_is_declared() {
+    let graph = tiny("2x2", &[("weight_mesh", "[\"dp\"]")]);
+    assert_eq!(graph.mesh.names(graph.weight_mesh), "dp");
+    assert!(graph.scopes.values().all(|it| it.weight_mesh.is_none()));
+    let graph = tiny("2x2", &[("layers[1].weight_mesh", "[\"tp\"]")]);
+    assert_eq!(graph.mesh.names(graph.weight_mesh), "dp, tp");
+    let of = |path: &str| graph.scopes.values().find(|it| it.path == path).expect("a scope");
+    let mesh = of("model.layers.1.mlp.up_proj").weight_mesh.expect("a weight mesh");
+    assert_eq!(graph.mesh.names(mesh), "tp");
+    assert_eq!(of("lm_head").weight_mesh, None);
+}
+
 #[test]
 fn tied_parameters_are_one() {
     let graph = graph_of(&example("gpt2-small.ron"), "2x4", &[]);
@@ -327,6 +409,56 @@ fn ids_are_below_what_every_table_and_the_logits_have() {
     };
     assert_eq!(vocab("LmHead(name: \"lm_head\", vocab: 128"), 128);
     assert_eq!(vocab("LmHead(name: \"lm_head\", vocab: 512"), 256);
+}
+
+#[test]
+fn errors_about_recipes() {
+    let check = |recipe: &str, expect: &str| {
+        let to = format!("sequence: 32, recipe: {recipe},");
+        check_error("sequence: 32,", &to, "2x2", expect);
+    };
+    check(
+        "MXFP8BlockScale()",
+        "PL0105: unknown recipe `MXFP8BlockScale`\nat: MXFP8BlockScale\nhelp: did you mean \
+         `MXFP8BlockScaling`?",
+    );
+    check("bf16", "PL0105: unknown recipe `bf16`\nat: bf16\nhelp: did you mean `Bf16`?");
+    check(
+        "DelayedScaling(amax_history: 16)",
+        "PL0102: `DelayedScaling` has no field `amax_history`\nat: amax_history\nhelp: did you mean \
+         `amax_history_len`?",
+    );
+    check(
+        "Float8CurrentScaling(fp8_format: E5M2)",
+        "PL0105: unknown FP8 format `E5M2`\nat: E5M2\nhelp: did you mean `E4M3`?",
+    );
+    check(
+        "DelayedScaling(amax_history_len: 0)",
+        "PL0216: recipe.amax_history_len is 0, and must be at least 1\nat: 0",
+    );
+    check(
+        "Custom(grad: (format: E2M1, scaling: Mx()))",
+        "PL0216: recipe.grad.format is E2M1, and must be E4M3 or E5M2 with this scaling\nat: E2M1",
+    );
+    check_error(
+        "ffn: 160",
+        "ffn: 160, recipe: DelayedScaling(margin: -2)",
+        "2x2",
+        "PL0216: recipe.margin is -2, and must be from 0 to 17\nat: -2",
+    );
+    check_error(
+        "n: 2",
+        "n: 2, num_layers_at_start_in_bf16: 3",
+        "2x2",
+        "PL0216: num_layers_at_start_in_bf16 is 3, and must be at most n, which is 2\nat: 3",
+    );
+    check_error(
+        "n: 2",
+        "n: 2, num_layers_at_start_in_bf16: 1, num_layers_at_end_in_bf16: 2",
+        "2x2",
+        "PL0216: num_layers_at_end_in_bf16 is 2, and must be at most 1, the layers that are not at the \
+         start\nat: 2",
+    );
 }
 
 #[test]
@@ -569,6 +701,18 @@ fn overrides_replace_values_and_name_themselves() {
         "`micro_batchs=2` cannot be set: `Model` has no field `micro_batchs`; did you mean \
          `micro_batches`?"
     );
+    let recipe = |value| set("recipe", value).expect("a model").recipe.name();
+    assert_eq!(recipe("DelayedScaling(margin: 1)"), "DelayedScaling");
+    assert_eq!(recipe("Bf16"), "Bf16");
+    assert_eq!(
+        error("recipe", "Float8CurentScaling()"),
+        "`recipe=Float8CurentScaling()` cannot be set: unknown recipe `Float8CurentScaling`; did you \
+         mean `Float8CurrentScaling`?"
+    );
+    assert_eq!(
+        error("recipe", "Float8CurrentScaling"),
+        "`recipe=Float8CurrentScaling` cannot be set: expected fields in `(...)`, found `,`"
+    );
     assert_eq!(
         error("layers[9].n", "2"),
         "`layers[9].n=2` cannot be set: `layers` has no such entry"
@@ -658,6 +802,12 @@ fn the_documentation_is_complete() {
     for module in modules {
         check(&known(&format!("(layers: [{module}(zz: 1)])")), &module);
     }
+    let recipes = known("(recipe: Zz)");
+    check(&recipes, "recipe");
+    for recipe in recipes.iter().filter(|it| *it != "Bf16") {
+        check(&known(&format!("(recipe: {recipe}(zz: 1))")), recipe);
+    }
+    check(&known("(recipe: Custom(input: (format: E4M3, scaling: Zz)))"), "Custom");
     for &kind in OpKind::ALL.iter().filter(|&&it| is_forward(it)) {
         let rows = docs.lines().filter(|it| it.starts_with(&format!("| `{}` |", kind.name())));
         let rows: Vec<&str> = rows.collect();

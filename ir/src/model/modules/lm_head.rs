@@ -1,4 +1,7 @@
 //! `LmHead`: logits over the vocabulary, vocabulary-parallel; the vocabulary may be uneven.
+//!
+//! It is in `Bf16` unless its own `recipe` says otherwise, whatever is around it: as is usual with
+//! TransformerEngine, and what torchao's filters leave out.
 
 use smallvec::smallvec;
 
@@ -10,6 +13,7 @@ use crate::model::range::Fields;
 use crate::model::params::ParamSpec;
 use crate::model::schema::ParamOptions;
 use crate::ops::{Cast, Matmul};
+use crate::quant::Recipe;
 
 module! {
     /// See the [module docs](self).
@@ -28,7 +32,8 @@ module! {
 
 impl ModuleDef for LmHead {
     fn common(&self) -> Common<'_> {
-        self.common_options()
+        let recipe = self.recipe.as_ref().unwrap_or(&Recipe::Bf16);
+        Common { recipe: Some(recipe), ..self.common_options() }
     }
 
     fn check(&self, fields: &Fields) -> Result<(), ModelError> {

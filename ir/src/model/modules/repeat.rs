@@ -12,6 +12,7 @@ use crate::model::error::{At, ModelError, Problem};
 use crate::model::range::Fields;
 use crate::model::names::join;
 use crate::ops::{CollectiveKind, OpKind};
+use crate::quant::Recipe;
 
 module! {
     /// See the [module docs](self).
@@ -25,6 +26,12 @@ module! {
         /// Activation checkpointing of these layers; the model's by default.
         #[serde(default)]
         pub checkpoint: Option<Checkpoint>,
+        /// How many iterations, from the first on, are in `Bf16`. Megatron's name.
+        #[serde(default)]
+        pub num_layers_at_start_in_bf16: u32,
+        /// How many iterations, up to the last, are in `Bf16`. Megatron's name.
+        #[serde(default)]
+        pub num_layers_at_end_in_bf16: u32,
     }
 }
 
@@ -35,6 +42,12 @@ impl ModuleDef for Repeat {
 
     fn check(&self, fields: &Fields) -> Result<(), ModelError> {
         fields.repeats("n", self.n.into())?;
+        let (start, end) = (self.num_layers_at_start_in_bf16, self.num_layers_at_end_in_bf16);
+        let expected = format!("at most n, which is {}", self.n);
+        fields.require(start <= self.n, "num_layers_at_start_in_bf16", start, &expected)?;
+        let rest = self.n - start;
+        let expected = format!("at most {rest}, the layers that are not at the start");
+        fields.require(end <= rest, "num_layers_at_end_in_bf16", end, &expected)?;
         fields.modules("body", &self.body)
     }
 
@@ -44,9 +57,16 @@ impl ModuleDef for Repeat {
             None => (&cx.model.checkpoint, At::Path("checkpoint".into())),
         };
         check_ops(checkpoint, at)?;
+        let quantized =
+            self.num_layers_at_start_in_bf16..self.n - self.num_layers_at_end_in_bf16;
         for index in 0..self.n {
             let name = join(&self.prefix, &index.to_string()).into_owned();
-            values = cx.repeated(&name, index, checkpoint, |cx| cx.chain("body", &self.body, values))?;
+            values = cx.repeated(&name, index, checkpoint, |cx| {
+                if !quantized.contains(&index) {
+                    cx.set_recipe(&Recipe::Bf16);
+                }
+                cx.chain("body", &self.body, values)
+            })?;
         }
         Ok(values)
     }
