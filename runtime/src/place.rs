@@ -60,7 +60,10 @@ impl Place {
         }
         match &self.launch {
             Launch::Threads => Ok(Hosted::threads(check_ranks(plan)?)),
-            Launch::Process(process) if self.device == Device::Cpu || self.compare.is_some() => {
+            Launch::Process(process)
+                if process.world_size > 1
+                    && (self.device == Device::Cpu || self.compare.is_some()) =>
+            {
                 Err(RunError::OneProcess { by: process.by })
             }
             Launch::Process(process) => {
