@@ -67,7 +67,7 @@ impl Place {
                 Err(RunError::OneProcess { by: process.by })
             }
             Launch::Process(process) => {
-                let windows = ("NCCL windows", u64::from(self.comm_options().windows));
+                let windows = ("PLANC_NCCL_WINDOWS", u64::from(self.comm_options().windows));
                 let options = options.iter().chain([&windows]);
                 let options = options.map(|(name, it)| (name.to_string(), it.to_string()));
                 let facts = std::iter::once(plan_fact(plan)).chain(options).collect();
