@@ -1,5 +1,9 @@
 //! Amax groups: over which mesh axes the scale of a tensor must agree.
 
+pub mod format;
+
+pub use format::Format;
+
 use crate::placement::{AxisSet, Sharding};
 
 /// Mesh axes over which a tensor's scale must agree: those that spread its elements, within a scope
