@@ -1,6 +1,13 @@
 //! Amax groups: over which mesh axes the scale of a tensor must agree.
 
+pub mod block_gemm;
+pub mod blocks;
+pub mod delayed;
 pub mod format;
+pub mod layout;
+pub mod mx;
+pub mod nvfp4;
+pub mod scale;
 
 pub use format::Format;
 
