@@ -9,6 +9,6 @@ use crate::quant::Format;
 /// The stored scale of a block with this amax: a number of [`Format::E8M0`]. The factor to quantize by is
 /// `1 / scale_inv`, which is exact.
 pub fn scale_inv(amax: f32, format: Format) -> f32 {
-    // The kernel multiplies by the rounded reciprocal; a division would give another scale now and then.
+    // The kernel's product with the rounded reciprocal; the quotient has the same scale for every f32.
     Format::E8M0.round(amax * (1.0 / format.max()))
 }

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The transform spreads an outlier over the 16 rows that a wgrad sums anyway: both operands are
-//! transformed, and the two cancel. Source: `common/cast/nvfp4/` and
-//! `pytorch/custom_recipes/quantization_ref_nvfp4.py` of TransformerEngine 2.20.
+//! transformed, and the two cancel. Source: `common/cast/nvfp4/core_nvfp4.cuh`, `dequantize_nvfp4.cuh` there
+//! and `pytorch/custom_recipes/quantization_ref_nvfp4.py` of TransformerEngine 2.20.
 
 use crate::quant::Format;
 
@@ -96,4 +96,26 @@ fn round_bf16(x: f32) -> f32 {
     }
     let odd = x.to_bits() >> 16 & 1;
     f32::from_bits((x.to_bits() + 0x7fff + odd) & 0xffff_0000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With amaxes for which it matters: `amax / 6 * encode` is nearer to 320, `encode / scale` ends in c.
+    /// The values are those of exact rationals rounded after each operation.
+    #[test]
+    fn factors_are_multiplied_in_the_order_of_the_kernel() {
+        let level = Level::new(3.25);
+        assert_eq!(level.scale(2.4375), 352.0);
+        assert_eq!(level.factor(352.0).to_bits(), 0x4016_60ab);
+    }
+
+    #[test]
+    fn a_tiny_block_is_lost() {
+        let level = Level::new(1.0);
+        assert_eq!(level.scale(1e-6), 0.0);
+        assert_eq!(level.factor(0.0), f32::MAX);
+        assert_eq!(level.scale_inv(0.0), 0.0);
+    }
 }

@@ -81,4 +81,12 @@ mod tests {
         assert_eq!(amax(&[f32::NAN, f32::NEG_INFINITY]), f32::INFINITY);
         assert_eq!(amax(&[]), 0.0);
     }
+
+    #[test]
+    fn a_scale_too_large_for_f32_is_the_largest_number_of_the_element_type() {
+        let bf16_max = f32::from_bits(0x7f7f_0000);
+        let rule = ScaleRule { overflow: bf16_max, ..ScaleRule::tensor(Format::E4M3) };
+        assert_eq!(rule.scale(1e-37), bf16_max);
+        assert_eq!(ScaleRule { pow2: true, ..rule }.scale(1e-37), 2f32.powi(127));
+    }
 }
