@@ -332,12 +332,8 @@ fn every_legal_sharding_computes_the_global_result() {
                 }
             }
         }
-        let scalars = [
-            OpKind::ClipScale,
-            OpKind::Collective,
-            OpKind::DelayedScale,
-            OpKind::DelayedUpdate,
-        ];
+        let scalars =
+            [OpKind::ClipScale, OpKind::Collective, OpKind::DelayedScale, OpKind::DelayedUpdate];
         let scalars = scalars.contains(&kind);
         assert!(n_of_op > 0 || scalars, "{} was never sharded", kind.name());
         n_checked += n_of_op;

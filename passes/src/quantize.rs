@@ -19,12 +19,11 @@
 mod tensor;
 mod weight;
 
-use std::collections::BTreeMap;
-
 use cranelift_entity::SecondaryMap;
 use ir::ops::{self, Copies, Granule, Matmul, QuantMatmul, Transpose};
 use ir::quant::{Format, GemmRole, QuantSpec, Role, Scaling};
 use ir::{BuildError, Builder, DType, Graph, Node, Op, Phase, Section, Value};
+use rustc_hash::FxHashMap;
 
 use crate::{Pass, PassError};
 use tensor::History;
@@ -48,7 +47,7 @@ impl Pass<Graph> for Quantize {
             return Ok(());
         }
         let order = std::mem::take(&mut graph.order);
-        let (builder, codes) = (Builder::new(graph), BTreeMap::new());
+        let (builder, codes) = (Builder::new(graph), FxHashMap::default());
         let (histories, weights) = (Vec::new(), Vec::new());
         let mut walk = Walk { builder, gemms, codes, histories, weights };
         walk.run(&order).map_err(|it| PassError::Failed {
@@ -72,7 +71,7 @@ struct Gemms {
     /// How the weight of a parameter is stored, by index; `None` for one that is not codes.
     weights: Vec<Option<QuantSpec>>,
     /// Of each tensor and way to quantize it: whether rows and columns are read.
-    copies: BTreeMap<(Value, QuantSpec), [bool; 2]>,
+    copies: FxHashMap<(Value, QuantSpec), [bool; 2]>,
 }
 
 impl Gemms {
@@ -84,7 +83,7 @@ impl Gemms {
         let mut res = Gemms {
             of: SecondaryMap::new(),
             weights: vec![None; graph.params.len()],
-            copies: BTreeMap::new(),
+            copies: FxHashMap::default(),
         };
         let mut readers: Vec<Vec<Option<QuantSpec>>> = vec![Vec::new(); graph.params.len()];
         for &node in &graph.order {
@@ -120,9 +119,8 @@ fn role(graph: &Graph, node: Node, param: &SecondaryMap<Value, Option<usize>>) -
     let data = &graph.nodes[node];
     let Op::Matmul(op) = &data.op else { return None };
     let weight = |it: Value| param[it].is_some();
-    let is = |transpose_a, transpose_b| {
-        *op == Matmul { transpose_a, transpose_b, ..Matmul::default() }
-    };
+    let is =
+        |transpose_a, transpose_b| *op == Matmul { transpose_a, transpose_b, ..Matmul::default() };
     let like = graph.values[data.results[0]].like;
     match data.section {
         Section::Forward if is(false, true) && weight(data.inputs[1]) => Some(GemmRole::Fprop),
@@ -163,7 +161,7 @@ struct Codes {
 struct Walk<'a> {
     builder: Builder<'a>,
     gemms: Gemms,
-    codes: BTreeMap<(Value, QuantSpec), Codes>,
+    codes: FxHashMap<(Value, QuantSpec), Codes>,
     /// To be updated at the end of the section.
     histories: Vec<History>,
     weights: Vec<Weight>,

@@ -140,8 +140,7 @@ impl Walk<'_> {
         if section == Section::Update {
             let names = ["amax_history", "scale"].map(|it| format!("{base}.{it}.next"));
             let op: Op = delayed(weight.spec).0.into();
-            let next =
-                self.builder.ops(&[&names[0], &names[1]], op, &[history, last, scale])?;
+            let next = self.builder.ops(&[&names[0], &names[1]], op, &[history, last, scale])?;
             for (state, &value) in [history, scale].into_iter().zip(&next) {
                 self.builder.graph.stores.push(Store { state, value, section });
             }
