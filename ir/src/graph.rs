@@ -13,6 +13,7 @@ use smallvec::SmallVec;
 use crate::Phase;
 use crate::ops::Op;
 use crate::placement::{AxisSet, Mesh, Sharding};
+use crate::quant::Recipe;
 use crate::run::Run;
 use crate::types::TensorType;
 
@@ -218,6 +219,8 @@ pub struct ScopeData {
     pub reshard_after_forward: bool,
     /// Axes over which its weights' scales must agree, if not those of [`Graph::weight_mesh`].
     pub weight_mesh: Option<AxisSet>,
+    /// How its GEMMs are quantized.
+    pub recipe: Recipe,
 }
 
 /// Activation checkpointing policy of a unit.

@@ -7,10 +7,15 @@ pub mod format;
 pub mod layout;
 pub mod mx;
 pub mod nvfp4;
+mod recipe;
 pub mod scale;
 
 pub use delayed::{AmaxAlgo, Delayed};
 pub use format::Format;
+pub use recipe::{
+    Custom, DelayedScaling, Float8BlockScaling, Float8CurrentScaling, Fp8Format, GemmRole,
+    MXFP8BlockScaling, NVFP4BlockScaling, QuantSpec, Recipe, RecipeError, Role, Scaling,
+};
 pub use scale::ScaleRule;
 
 use crate::placement::{AxisSet, Sharding};

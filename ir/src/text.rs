@@ -26,6 +26,8 @@ mod print;
 use std::fmt;
 use std::ops::Range;
 
+use ron::extensions::Extensions;
+
 use crate::plan::Plan;
 use crate::{Graph, Phase, Section};
 
@@ -117,6 +119,11 @@ const SECTIONS: [(Section, &str); 4] = [
 
 fn section_name(section: Section) -> &'static str {
     SECTIONS[section as usize].1
+}
+
+/// How data with a RON form is written: `recipe=DelayedScaling(margin:1)`, with one pair of brackets.
+fn ron_options() -> ron::Options {
+    ron::Options::default().with_default_extension(Extensions::UNWRAP_VARIANT_NEWTYPES)
 }
 
 /// Characters of names that need no quotes.

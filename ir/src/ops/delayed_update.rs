@@ -31,6 +31,9 @@ impl OpDef for DelayedUpdate {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 3)?;
         ndim(inputs, 0, 1, "1 dim")?;
+        if inputs[0].shape[0] == 0 {
+            return Err(TypeError::Attribute { why: "a history has at least one amax" });
+        }
         scalar(inputs, 1)?;
         scalar(inputs, 2)?;
         if !self.to.is_fp8() {

@@ -12,8 +12,10 @@
 //! of OCP's MX formats (revision 1.0). Conversions are those of NVIDIA's `cvt.rn.satfinite`, on which
 //! TransformerEngine builds: round to nearest, ties to even, saturate. Infinity saturates as well.
 
+use serde::{Deserialize, Serialize};
+
 /// How an element or a scale is stored. A code is the low bits of a byte.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Format {
     /// 8 bits; data that needs precision: activations, weights and scales of blocks of E2M1.
     E4M3,

@@ -320,7 +320,7 @@ impl<'a> Parser<'a> {
     fn ron<T: DeserializeOwned>(&mut self, what: &str) -> Result<T, ParseError> {
         let start = self.cursor.skip();
         let text = self.cursor.ron_text(what)?;
-        ron::from_str(text).map_err(|it| {
+        super::ron_options().from_str(text).map_err(|it| {
             let message = format!("`{text}` is not {what}: {}", it.code);
             self.cursor.error(start..start + text.len(), message)
         })

@@ -12,6 +12,7 @@ use crate::graph::{Checkpoint, Def, Init, Param, Scope, ScopeData, Training};
 use crate::ops::{CollectiveKind, Op};
 use crate::placement::{AxisSet, Mesh, Sharding};
 use crate::plan::{Buffer, Instruction, Plan, PlanSection};
+use crate::quant::Recipe;
 use crate::run::Run;
 use crate::{Graph, Node, Phase, Section, TensorType, Value};
 
@@ -178,12 +179,15 @@ impl<'a> Printer<'a> {
         if let Some(axes) = data.weight_mesh {
             self.write(format_args!(" weight_mesh=({})", self.mesh.names(axes)));
         }
+        if data.recipe != Recipe::default() {
+            self.out.push_str(" recipe=");
+            self.ron(&data.recipe);
+        }
         self.out.push('\n');
     }
 
     fn ron(&mut self, value: &impl Serialize) {
-        let options = ron::Options::default();
-        options.to_writer(&mut self.out, value).expect("IR data has a RON form");
+        super::ron_options().to_writer(&mut self.out, value).expect("IR data has a RON form");
     }
 
     fn op(&mut self, op: &'a Op) {

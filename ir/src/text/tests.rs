@@ -8,11 +8,12 @@ use super::*;
 use crate::graph::{
     Checkpoint, Def, Init, NewNode, Optimizer, Param, Reduction, Scope, ScopeData, Store, Training,
 };
-use crate::ops::{Add, Cast, Collective, CollectiveKind, Fill, Matmul, OpKind, Reshard};
+use crate::ops::{Add, Cast, Collective, CollectiveKind, Fill, Matmul, Number, OpKind, Reshard};
 use crate::placement::{AxisSet, Mesh, ReduceOp, Sharding};
 use crate::plan::{
     Buffer, BufferData, Comm, Event, Instruction, Part, PlanParam, Role, StreamKind,
 };
+use crate::quant::{Custom, Format, MXFP8BlockScaling, QuantSpec, Recipe, Scaling};
 use crate::run::{Decay, Run, Schedule};
 use crate::{Builder, DType, Op, TensorType, Value};
 
@@ -42,7 +43,11 @@ fn full_graph(phase: Phase) -> Graph {
         checkpoint: Checkpoint::Selective(vec!["matmul".into(), "odd \"name\"\n".into()]),
         reshard_after_forward: true,
         weight_mesh: None,
+        recipe: Recipe::MXFP8BlockScaling(MXFP8BlockScaling::default()),
     });
+    let scaling = Scaling::Current { pow2: true, epsilon: Number(1e-6) };
+    let input = Some(QuantSpec { format: Format::E4M3, scaling });
+    let custom = Recipe::Custom(Custom { input, ..Custom::default() });
     let mlp = graph.scopes.push(ScopeData {
         path: "model.layers.0.mlp".into(),
         parent: Some(layer),
@@ -50,6 +55,7 @@ fn full_graph(phase: Phase) -> Graph {
         checkpoint: Checkpoint::Full,
         reshard_after_forward: false,
         weight_mesh: Some(mesh().all()),
+        recipe: custom,
     });
     graph.scopes.push(ScopeData { path: "orphan".into(), ..ScopeData::default() });
     let at = |text: &str| Sharding::parse(text, &mesh()).unwrap();
@@ -388,7 +394,7 @@ fn errors_say_where_and_what_was_expected() {
     check_error(
         &graph("input %x : f16[4] @ [dp]"),
         "f16",
-        "unknown dtype `f16`; one of f32, bf16, i32",
+        "unknown dtype `f16`; one of f32, bf16, i32, e4m3, e5m2",
     );
     check_error(
         &graph("input %x : f32[4294967296, 4294967296]"),
@@ -458,6 +464,11 @@ fn errors_say_where_and_what_was_expected() {
     check_error(&graph("input %x : f32[4] in 3"), "in", "expected the end of the line, found `in`");
     check_error(&graph("param %x : f32[4] in 3"), "3", "there is no scope 3");
     check_error(&graph("scope 2 \"a\""), "2", "the next scope must be number 1");
+    check_error(
+        &graph("scope 1 \"a\" recipe=DelayedScaling(margin:-1)"),
+        "DelayedScaling(margin:-1)",
+        "margin is -1, and must be from 0 to 17",
+    );
     check_error(
         &graph("run (steps:1)\nrun (steps:1)"),
         "(steps:1)",

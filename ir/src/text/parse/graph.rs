@@ -160,6 +160,12 @@ impl<'a> Parser<'a> {
             } else if self.cursor.eat_word("weight_mesh") {
                 self.cursor.expect(b'=')?;
                 data.weight_mesh = Some(self.axes(&draft.graph.mesh)?);
+            } else if self.cursor.eat_word("recipe") {
+                self.cursor.expect(b'=')?;
+                let start = self.cursor.skip();
+                data.recipe = self.ron("a recipe such as `Float8CurrentScaling()`")?;
+                let span = start..self.cursor.pos();
+                data.recipe.check().map_err(|it| self.cursor.error(span, it.to_string()))?;
             } else {
                 break;
             }
