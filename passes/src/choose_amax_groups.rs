@@ -158,16 +158,23 @@ fn shared(graph: &Graph, readers: &Readers, x: Value, scale: Value, section: Sec
         }
     }
     while let Some(codes) = stack.pop() {
-        let before = graph.sharding(codes).sharded_axes();
         for &reader in &readers[codes] {
-            if let Op::Reshard(_) | Op::Transpose(_) = graph.nodes[reader].op {
-                let moved = graph.nodes[reader].results[0];
-                res = res.union(before.minus(graph.sharding(moved).sharded_axes()));
-                stack.push(moved);
+            let data = &graph.nodes[reader];
+            match data.op {
+                Op::Reshard(_) => res = res.union(moved(graph, codes, data.results[0])),
+                Op::Transpose(_) => (),
+                _ => continue,
             }
+            stack.push(data.results[0]);
         }
     }
     res
+}
+
+/// Axes that cut a dim of `from` and no longer cut it in `to`.
+fn moved(graph: &Graph, from: Value, to: Value) -> AxisSet {
+    let dims = graph.sharding(from).dims.iter().zip(&graph.sharding(to).dims);
+    dims.fold(AxisSet::EMPTY, |res, (a, b)| res.union(a.axis_set().minus(b.axis_set())))
 }
 
 /// The pieces into which `axes` cut `x`: along its first and its last dim, which GEMMs can have in pieces, and
