@@ -26,7 +26,7 @@ fn compile(mesh: &str, recipe: &Recipe) -> Plan {
         }
     }
     let options = codegen::Options {
-        dump_after: vec!["fuse".into(), "choose-amax-groups".into()],
+        dump_after: vec!["fuse".into()],
         ..Default::default()
     };
     let res = codegen::compile(graph, &options).unwrap_or_else(|it| panic!("{it}"));

@@ -147,7 +147,7 @@ fn factors(graph: &Graph, node: Node) -> Factors {
 
 struct Walk<'a> {
     builder: Builder<'a>,
-    /// Gathered parameters and data.
+    /// Gathered parameters and data, and their transposes.
     placed: SecondaryMap<Value, bool>,
     /// Other layouts of each value that exist already.
     copies: SecondaryMap<Value, SmallVec<[Value; 2]>>,
@@ -187,6 +187,10 @@ impl Walk<'_> {
             }
         };
         self.apply(node, &factors, &choice);
+        let data = &self.builder.graph.nodes[node];
+        if let Op::Transpose(_) = data.op {
+            self.placed[data.results[0]] = self.placed[data.inputs[0]];
+        }
         Ok(())
     }
 
