@@ -13,7 +13,7 @@ use crate::input::PlanArgs;
 use crate::place::PlaceArgs;
 use crate::report::{Format, Outcome, Ui, print, print_json};
 use crate::run::failure;
-use crate::table::{Align, Table, bytes, grouped};
+use crate::table::{Align, Table, bytes, grouped, plural};
 use crate::words::mesh_text;
 
 /// Times steps of a plan on generated tokens and random weights; a model is compiled first.
@@ -123,9 +123,10 @@ impl Figures {
         );
         let memory = &self.memory;
         let measured = memory.arenas + memory.workspace + memory.other;
+        let ranks_here = report.memory.len() as u64;
         line(
             "memory",
-            format!("{} a rank, of {} ranks here", bytes(measured), report.memory.len()),
+            format!("{} a rank, of {} here", bytes(measured), plural(ranks_here, "rank")),
         );
         let mut table = Table::new(13, &[Align::Right, Align::Left]);
         table.row([bytes(memory.arenas), "arenas, as planned".to_string()]);

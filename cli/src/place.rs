@@ -9,8 +9,8 @@ use runtime::{Place, RunError};
 
 /// Where to run.
 ///
-/// Without flags, ranks are what torchrun or Slurm say, else threads of this process, one for each rank
-/// of the mesh, with GPU i for rank i.
+/// Without flags, ranks are what torchrun or several tasks of Slurm say, else threads of this process,
+/// one for each rank of the mesh, with GPU i for rank i.
 #[derive(Debug, clap::Args)]
 pub struct PlaceArgs {
     /// What runs the ranks.

@@ -1,17 +1,22 @@
 //! Low-precision formats, scales and recipes, and amax groups: over which mesh axes a scale must agree.
 
-mod current;
-mod delayed;
+pub mod block_gemm;
+pub mod blocks;
+pub mod delayed;
 pub mod format;
+pub mod layout;
+pub mod mx;
+pub mod nvfp4;
 mod recipe;
+pub mod scale;
 
-pub use current::scale_from_amax;
-pub use delayed::{AmaxAlgo, delayed_update};
+pub use delayed::{AmaxAlgo, Delayed};
 pub use format::Format;
 pub use recipe::{
     Custom, DelayedScaling, Float8BlockScaling, Float8CurrentScaling, Fp8Format, GemmRole,
     MXFP8BlockScaling, NVFP4BlockScaling, QuantSpec, Recipe, RecipeError, Role, Scaling,
 };
+pub use scale::ScaleRule;
 
 use crate::placement::{AxisSet, Sharding};
 

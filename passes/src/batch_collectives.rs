@@ -4,8 +4,8 @@
 //! * Weights of one FSDP unit are gathered in one call, where the first of them is needed.
 //! * Gradients of one unit are reduced in one call, when the last of them is there.
 //! * What several results of one node need, moves together (the statistics of the loss).
-//! * Small reductions that only the update waits for (norm weights over tp, loss and token count) are
-//!   made in one call at the end of the section.
+//! * Small reductions that only the update waits for (norm weights over tp, loss and token count; amaxes of
+//!   weights, and of what has a history) are made in one call at the end of the section.
 //!
 //! Nothing is copied for that: a collective has parts, each with buffers of its own.
 
@@ -83,6 +83,7 @@ struct Batches {
 impl Batches {
     fn find(graph: &Graph) -> Batches {
         let gradients = gradients(graph);
+        let histories = histories(graph);
         let mut res = Batches { batches: Vec::new(), of: SecondaryMap::new() };
         let mut known: BTreeMap<(CollectiveKind, u16, Section, Reason), u32> = BTreeMap::new();
         for &node in &graph.order {
@@ -94,7 +95,8 @@ impl Batches {
             let (input, result) = (data.inputs[0], data.results[0]);
             let unit = graph.scopes[data.scope].unit;
             let leaf = !matches!(graph.values[input].def, Def::Result { .. });
-            let end = gradients[result] || data.section == Section::Update;
+            let once = matches!(data.section, Section::Prepare | Section::Update);
+            let end = gradients[result] || histories[result] || once;
             let reason = if leaf && op.kind == CollectiveKind::AllGather {
                 Reason::Gather { unit }
             } else if end && local_bytes(graph, input) < SMALL_BYTES && !scatters(op.kind) {
@@ -123,6 +125,18 @@ impl Batches {
         }
         res
     }
+}
+
+/// Amaxes that a history takes in.
+fn histories(graph: &Graph) -> SecondaryMap<Value, bool> {
+    let mut res = SecondaryMap::new();
+    for &node in &graph.order {
+        let data = &graph.nodes[node];
+        if let Op::DelayedUpdate(_) = data.op {
+            res[data.inputs[1]] = true;
+        }
+    }
+    res
 }
 
 fn scatters(kind: CollectiveKind) -> bool {

@@ -7,6 +7,7 @@
 //! activation matmul                   matmul with a gelu, which gives the sum as well
 //! add x, (norm_grad).dx               norm_grad with a residual
 //! ce_stats_grad (ce_loss_grad), ..    cross_entropy, with the loss and all before it
+//! transpose quantize                  quantize that gives both copies
 //! embedding ids, (all_gather w)       embedding of the rows held, and a sum
 //! norm (add x, y)                     norm with a residual, which gives the sum as well
 //! cast (adamw).p                      adamw that gives p in both types
@@ -14,7 +15,7 @@
 //! backward: glu gate, up              glu_grad that gives it as well
 //! ```
 //!
-//! What is in brackets must have no other reader, but for the last four rules. Sums are rounded once
+//! What is in brackets must have no other reader, but for the last five rules. Sums are rounded once
 //! instead of twice. A value keeps its name and has another maker.
 //!
 //! One walk in program order, with the numbers of readers at hand: each rule looks at a node and at
@@ -30,7 +31,7 @@ mod widen;
 
 use cranelift_entity::SecondaryMap;
 use ir::graph::Def;
-use ir::ops::{CollectiveKind, Matmul};
+use ir::ops::{CollectiveKind, Copies, Matmul};
 use ir::{DType, Graph, Node, Op, Phase, TensorType, Value};
 use smallvec::SmallVec;
 
@@ -114,6 +115,7 @@ impl<'a> Walk<'a> {
             Op::Embedding(_) => self.embedding(node),
             Op::CeStatsGrad(_) => self.cross_entropy(node),
             Op::RmsNorm(_) | Op::LayerNorm(_) => self.residual(node),
+            Op::Transpose(_) => self.columns(node),
             Op::Collective(ref it) if it.kind == CollectiveKind::Slice => self.slice(node),
             _ => (),
         }
@@ -201,6 +203,26 @@ impl<'a> Walk<'a> {
         self.n_reads[sum] -= 1;
         self.hand_over(sum, node, index);
         self.remove(maker);
+    }
+
+    /// Codes with columns first, which what makes the rows can make as well.
+    fn columns(&mut self, node: Node) {
+        let data = &self.graph.nodes[node];
+        let (codes, result) = (data.inputs[0], data.results[0]);
+        let Op::Transpose(op) = &data.op else { return };
+        let last = op.perm.len() - 1;
+        if !op.perm.iter().copied().eq(std::iter::once(last).chain(0..last)) {
+            return;
+        }
+        let Some((maker, 0)) = self.maker(codes, node) else { return };
+        let Op::Quantize(quantize) = &mut self.graph.nodes[maker].op else { return };
+        if quantize.copies != Copies::Rows {
+            return;
+        }
+        quantize.copies = Copies::Both;
+        self.n_reads[codes] -= 1;
+        self.hand_over(result, maker, 1);
+        self.remove(node);
     }
 
     /// The new weight in the type in which it computes.

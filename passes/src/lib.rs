@@ -5,6 +5,7 @@ mod pass;
 
 pub mod autodiff;
 pub mod batch_collectives;
+pub mod choose_amax_groups;
 pub mod cse;
 pub mod dce;
 pub mod fuse;
@@ -12,6 +13,7 @@ pub mod insert_collectives;
 pub mod localize;
 pub mod plan_memory;
 pub mod propagate_shardings;
+pub mod quantize;
 pub mod rematerialize;
 pub mod schedule_overlap;
 pub mod update;
@@ -20,6 +22,7 @@ use ir::Graph;
 
 pub use autodiff::Autodiff;
 pub use batch_collectives::BatchCollectives;
+pub use choose_amax_groups::ChooseAmaxGroups;
 pub use cse::Cse;
 pub use dce::Dce;
 pub use fuse::Fuse;
@@ -28,6 +31,7 @@ pub use localize::Localize;
 pub use pass::{Dump, Ir, Pass, PassError, PassManager};
 pub use plan_memory::PlanMemory;
 pub use propagate_shardings::PropagateShardings;
+pub use quantize::Quantize;
 pub use rematerialize::Rematerialize;
 pub use schedule_overlap::ScheduleOverlap;
 pub use update::Update;
@@ -36,7 +40,9 @@ pub use update::Update;
 pub const GRAPH_PASSES: &[&dyn Pass<Graph>] = &[
     &Autodiff,
     &Update,
+    &Quantize,
     &PropagateShardings,
+    &ChooseAmaxGroups,
     &InsertCollectives,
     &Cse,
     &Rematerialize,

@@ -3,7 +3,8 @@
 //! One walk in program order. At each node the candidates are the ways to shard the op's factors that
 //! its operands, its pinned results and its primal suggest; the cheapest wins, counting what must be
 //! moved, what a partial result will cost later, and the work that one rank does. A value that was
-//! moved is kept as a copy, so that a second reader (or its gradient) moves nothing. Weights and data
+//! moved is kept as a copy, so that a second reader (or its gradient) moves nothing; so does one that reads
+//! its transpose. Weights and data
 //! stay where the user put them: moving one costs `PLACED_PENALTY` times as much. All moves are
 //! reported in [`Graph::moves`].
 //!
@@ -15,7 +16,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use cranelift_entity::SecondaryMap;
 use ir::graph::{Def, Move, NewNode, Store, ValueData};
-use ir::ops::{Assignment, Factors, Linear, Reshard};
+use ir::ops::{Assignment, Factors, Linear, Reshard, Transpose};
 use ir::placement::{self, AxisSet, CommCost, ReduceOp, Sharding};
 use ir::{Builder, Graph, Node, Op, Phase, TensorType, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -146,7 +147,7 @@ fn factors(graph: &Graph, node: Node) -> Factors {
 
 struct Walk<'a> {
     builder: Builder<'a>,
-    /// Gathered parameters and data.
+    /// Gathered parameters and data, and their transposes.
     placed: SecondaryMap<Value, bool>,
     /// Other layouts of each value that exist already.
     copies: SecondaryMap<Value, SmallVec<[Value; 2]>>,
@@ -186,6 +187,10 @@ impl Walk<'_> {
             }
         };
         self.apply(node, &factors, &choice);
+        let data = &self.builder.graph.nodes[node];
+        if let Op::Transpose(_) = data.op {
+            self.placed[data.results[0]] = self.placed[data.inputs[0]];
+        }
         Ok(())
     }
 
@@ -216,6 +221,9 @@ impl Walk<'_> {
             graph.sharding(input).hash(&mut hasher);
             self.copies[input].len().hash(&mut hasher);
             for &copy in &self.copies[input] {
+                graph.sharding(copy).hash(&mut hasher);
+            }
+            for (copy, _) in self.transposes(input) {
                 graph.sharding(copy).hash(&mut hasher);
             }
         }
@@ -305,8 +313,10 @@ impl Walk<'_> {
         let mut shapes: SmallVec<[ir::Shape; 8]> = SmallVec::new();
         for (i, &input) in data.inputs.iter().enumerate() {
             let Some(needed) = factors.input(i, candidate, mesh) else { return Ok(None) };
-            let penalty = if self.placed[input] { PLACED_PENALTY } else { 1.0 };
-            seconds += penalty * self.cheapest(input, &needed)?.1;
+            if self.transpose(input, &needed).is_none() {
+                let penalty = if self.placed[input] { PLACED_PENALTY } else { 1.0 };
+                seconds += penalty * self.cheapest(input, &needed)?.1;
+            }
             let shape = needed.local_shape(&graph.ty(input).shape, mesh);
             bytes += shape.iter().product::<u64>() * graph.ty(input).dtype.bytes();
             shapes.push(shape);
@@ -405,6 +415,9 @@ impl Walk<'_> {
         if let Some(&copy) = self.copies[value].iter().find(|&&it| *graph.sharding(it) == needed) {
             return copy;
         }
+        if let Some((copy, op)) = self.transpose(value, &needed) {
+            return self.transposed(node, value, copy, op);
+        }
         let (source, seconds) = self.cheapest(value, &needed).expect("the choice was costed");
         let reader = graph.nodes[node].results[0];
         let (from, placed) = (graph.sharding(source).clone(), self.placed[value] && seconds > 0.0);
@@ -420,6 +433,51 @@ impl Walk<'_> {
         self.reshard(node, source, copy);
         self.copies[value].push(copy);
         copy
+    }
+
+    /// Copies of what `value` is the transpose of: transposing one of them moves nothing.
+    fn transposes(&self, value: Value) -> SmallVec<[(Value, &Transpose); 2]> {
+        let graph = &*self.builder.graph;
+        let Some(node) = graph.producer(value) else { return SmallVec::new() };
+        let Op::Transpose(op) = &graph.nodes[node].op else { return SmallVec::new() };
+        self.copies[graph.nodes[node].inputs[0]].iter().map(|&it| (it, op)).collect()
+    }
+
+    /// A copy whose transpose is `value` laid out as `needed`, which `value` itself is not.
+    fn transpose(&self, value: Value, needed: &Sharding) -> Option<(Value, Transpose)> {
+        let graph = &*self.builder.graph;
+        if graph.sharding(value) == needed || needed.partial.is_some() {
+            return None;
+        }
+        let is = |(copy, op): &(Value, &Transpose)| {
+            let sharding = graph.sharding(*copy);
+            let dims = op.perm.iter().map(|&it| &sharding.dims[it]);
+            sharding.partial.is_none() && dims.eq(&needed.dims)
+        };
+        let (copy, op) = self.transposes(value).into_iter().find(is)?;
+        Some((copy, op.clone()))
+    }
+
+    /// The transpose of `copy`, where and when `node` runs.
+    fn transposed(&mut self, node: Node, value: Value, copy: Value, op: Transpose) -> Value {
+        let graph = &*self.builder.graph;
+        let (section, scope) = (graph.nodes[node].section, graph.nodes[node].scope);
+        let (name, ty) = (format!("{}.full", graph.values[value].name), graph.ty(value).clone());
+        let from = graph.sharding(copy);
+        let sharding =
+            op.perm.iter().enumerate().fold(Sharding::replicated(ty.ndim()), |res, (dim, &it)| {
+                res.with_dim(dim, from.dims[it].clone())
+            });
+        let name = self.builder.unique(&name);
+        let graph = &mut *self.builder.graph;
+        let (op, inputs, results) = (op.into(), [copy], [(name, ty)]);
+        let new =
+            graph.add_node(NewNode { op, inputs: &inputs, results: &results, section, scope });
+        let result = graph.nodes[new].results[0];
+        graph.values[result].sharding = Some(sharding);
+        graph.order.push(new);
+        self.copies[value].push(result);
+        result
     }
 
     fn report(&mut self, value: Value, reader: Value, from: Sharding, to: Sharding, placed: bool) {

@@ -131,12 +131,15 @@ pub enum RunError {
     },
     /// No driver, hence no GPU.
     #[error(
-        "this machine has no NVIDIA driver: libcuda.so.1 was not found; install the driver, or run with \
-         `--device cpu`"
+        "this machine has no NVIDIA driver: the loader finds no libcuda.so.1 (nor in LD_LIBRARY_PATH); \
+         install the driver, or run with `--device cpu`"
     )]
     NoDriver,
     /// A GPU that is not there.
-    #[error("GPU {ordinal} does not exist, this machine has {devices}; start fewer ranks on it")]
+    #[error(
+        "GPU {ordinal} does not exist, this process sees {devices}; start fewer ranks on this machine, or \
+         see what CUDA_VISIBLE_DEVICES hides"
+    )]
     NoDevice {
         /// The number that was asked for.
         ordinal: u32,
@@ -269,8 +272,8 @@ pub enum RunError {
     },
     /// Not as many processes as the mesh has ranks.
     #[error(
-        "{by} started {world_size} ranks, and mesh ({mesh}) has {ranks}; start {ranks} processes, or use \
-         a mesh of {world_size} ranks"
+        "{by} says that there are {world_size} processes, and mesh ({mesh}) has {ranks} ranks; start \
+         {ranks}, or use a mesh of {world_size}"
     )]
     WorldSize {
         /// The flags, torchrun or Slurm.

@@ -1,8 +1,8 @@
 //! Which ranks this process runs, and on which GPU.
 //!
-//! From flags, else from torchrun's variables, else from Slurm's; without any, all ranks are threads
-//! of this process and rank `i` has GPU `i`. A set that is given in part is an error, since a guess
-//! would leave ranks waiting for each other.
+//! From flags, else from torchrun's variables, else from those of a Slurm step of several tasks; without
+//! any, all ranks are threads of this process and rank `i` has GPU `i`. A set that is given in part is an
+//! error, since a guess would leave ranks waiting for each other.
 
 pub mod rendezvous;
 
@@ -276,19 +276,22 @@ fn by_torchrun(env: Env) -> Result<Process, RunError> {
     })
 }
 
-/// Whether this is a task of a Slurm step, and not just a shell in an allocation.
+/// The tasks of the step, else those of the job.
+fn slurm_tasks(env: Env) -> Option<String> {
+    env("SLURM_STEP_NUM_TASKS").or_else(|| env("SLURM_NTASKS"))
+}
+
+/// Whether this is one of several tasks of Slurm. A single one, as of `srun --pty bash`, has all ranks.
 fn slurm_step(env: Env) -> Result<bool, RunError> {
-    let Some(tasks) = env("SLURM_NTASKS") else {
+    let Some(tasks) = slurm_tasks(env) else {
         return Ok(env("SLURM_PROCID").is_some() && env("SLURM_STEP_ID").is_some());
     };
-    let several = number::<u64>("SLURM_NTASKS", &tasks)? > 1;
-    Ok(env("SLURM_PROCID").is_some() && (several || env("SLURM_STEP_ID").is_some()))
+    Ok(number::<u64>("SLURM_NTASKS", &tasks)? > 1 && env("SLURM_PROCID").is_some())
 }
 
 fn by_slurm(env: Env) -> Result<Process, RunError> {
     let nodes = env("SLURM_STEP_NODELIST").or_else(|| env("SLURM_JOB_NODELIST"));
-    let size = env("SLURM_STEP_NUM_TASKS").or_else(|| env("SLURM_NTASKS"));
-    let values = [env("SLURM_PROCID"), size, env("SLURM_LOCALID"), nodes];
+    let values = [env("SLURM_PROCID"), slurm_tasks(env), env("SLURM_LOCALID"), nodes];
     let [Some(rank), Some(size), Some(local), Some(nodes)] = values.clone() else {
         return Err(missing("Slurm", &SLURM, |i| values[i].is_some()));
     };
@@ -379,7 +382,7 @@ fn number<T: std::str::FromStr>(name: &'static str, text: &str) -> Result<T, Run
 
 fn port(name: &'static str, text: &str) -> Result<u16, RunError> {
     match text.trim().parse() {
-        Ok(0) | Err(_) => Err(bad(name, text, "has no port from 1 to 65535")),
+        Ok(0) | Err(_) => Err(bad(name, text, "is no port; ports are 1 to 65535")),
         Ok(it) => Ok(it),
     }
 }

@@ -47,6 +47,9 @@ impl Default for Place {
 /// How long ranks wait for each other to start.
 const MEETING: Duration = Duration::from_secs(300);
 
+/// The longest that they do, whatever is asked for: clocks end.
+const MEETING_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
+
 impl Place {
     /// The ranks of a plan that this process runs, once they have met all others. `options` are those
     /// that must be the same on all, by name.
@@ -57,15 +60,28 @@ impl Place {
         }
         match &self.launch {
             Launch::Threads => Ok(Hosted::threads(check_ranks(plan)?)),
-            Launch::Process(process) if self.device == Device::Cpu || self.compare.is_some() => {
+            Launch::Process(process)
+                if process.world_size > 1
+                    && (self.device == Device::Cpu || self.compare.is_some()) =>
+            {
                 Err(RunError::OneProcess { by: process.by })
             }
             Launch::Process(process) => {
-                let options = options.iter().map(|(name, it)| (name.to_string(), it.to_string()));
+                let windows = ("PLANC_NCCL_WINDOWS", u64::from(self.comm_options().windows));
+                let options = options.iter().chain([&windows]);
+                let options = options.map(|(name, it)| (name.to_string(), it.to_string()));
                 let facts = std::iter::once(plan_fact(plan)).chain(options).collect();
-                Hosted::process(process, facts, self.timeout.unwrap_or(MEETING))
+                Hosted::process(process, facts, self.meeting())
             }
         }
+    }
+
+    fn meeting(&self) -> Duration {
+        self.timeout.unwrap_or(MEETING).min(MEETING_MAX)
+    }
+
+    fn comm_options(&self) -> CommOptions {
+        CommOptions::from_env(self.meeting())
     }
 
     /// Starts those ranks.
@@ -96,7 +112,7 @@ impl Place {
 
     fn cuda(&self) -> Arc<MakeBackend> {
         let timeout = self.timeout;
-        let meeting = CommOptions::from_env(timeout.unwrap_or(MEETING));
+        let meeting = self.comm_options();
         Arc::new(move |plan, bound, rank| {
             let mut options = CudaOptions::from_env()?;
             options.timeout = timeout.unwrap_or(options.timeout);
@@ -107,5 +123,18 @@ impl Place {
             let backend: Box<dyn Backend> = Box::new(backend);
             Ok(backend)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_timeout_beyond_what_clocks_count_is_a_long_one() {
+        let place = Place { timeout: Some(Duration::MAX), ..Place::default() };
+        assert!(Instant::now().checked_add(place.meeting()).is_some());
     }
 }

@@ -183,3 +183,15 @@ fn prefetching_is_a_choice_of_compiling() {
     assert_eq!(run.code, 1);
     assert!(run.stderr.contains("cannot change what is compiled already"), "{}", run.stderr);
 }
+
+/// A launcher that started one process says nothing that a run on the CPU could not do.
+#[test]
+fn a_launcher_of_one_process_runs_on_the_cpu() {
+    let folder = Folder::new("launcher_of_one", &[]);
+    let launch = "--rank 0 --world-size 1 --local-rank 0 --master localhost:1";
+    let found = folder.works(&format!("run model.ron --mesh 1 --steps 1 {launch}"));
+    assert!(found.contains("trained 1 step"), "{found}");
+    let two =
+        folder.planc("run model.ron --mesh 2 --rank 0 --world-size 2 --local-rank 0 --master a:1");
+    assert!(two.code == 1 && two.stderr.contains("PL0547"), "{}", two.stderr);
+}

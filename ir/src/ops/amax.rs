@@ -18,7 +18,7 @@ use crate::types::{DType, TensorType};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Amax {
-    /// Dimensions in pieces, ascending, and the number of pieces of each.
+    /// Dimensions in pieces, and the number of pieces of each.
     #[serde(skip_serializing_if = "is_default")]
     pub pieces: Vec<(usize, u64)>,
 }

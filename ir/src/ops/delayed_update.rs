@@ -10,7 +10,7 @@ use crate::ops::{
     Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
     is_default, ndim, scalar,
 };
-use crate::quant::{self, AmaxAlgo, Format};
+use crate::quant::{AmaxAlgo, Delayed};
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: the history (f32, oldest first behind a slot that is free), the amax
@@ -31,6 +31,9 @@ impl OpDef for DelayedUpdate {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 3)?;
         ndim(inputs, 0, 1, "1 dim")?;
+        if inputs[0].shape[0] == 0 {
+            return Err(TypeError::Attribute { why: "a history has at least one amax" });
+        }
         scalar(inputs, 1)?;
         scalar(inputs, 2)?;
         if !self.to.is_fp8() {
@@ -52,9 +55,9 @@ impl OpDef for DelayedUpdate {
         let mut history: Vec<f32> = inputs[0].data.iter().map(|&it| it.to_f64() as f32).collect();
         let number = |i: usize| inputs[i].data[0].to_f64() as f32;
         let previous = if number(2) == 0.0 { 1.0 } else { number(2) };
-        let max = self.to.fp8().map_or(1.0, Format::max);
-        let scale =
-            quant::delayed_update(&mut history, number(1), previous, max, self.margin, self.algo);
+        let format = self.to.fp8().expect("`infer` wants codes");
+        let rule = Delayed { format, margin: self.margin, algo: self.algo };
+        let scale = rule.update(&mut history, number(1), previous);
         for (out, it) in results[0].data.iter_mut().zip(history) {
             *out = T::from_f64(f64::from(it));
         }

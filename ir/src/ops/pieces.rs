@@ -9,13 +9,12 @@ use smallvec::SmallVec;
 use crate::ops::{Shape, TypeError, same_size};
 use crate::types::TensorType;
 
-/// Checks that `scale` has one dimension for each of `dims`, ascending dimensions of `x`, whose size it
-/// divides.
+/// Checks that `scale` has one dimension for each of `dims`, dimensions of `x`, whose size it divides.
 pub(crate) fn check(x: &TensorType, scale: &TensorType, dims: &[usize]) -> Result<(), TypeError> {
     same_size("dims of a scale and dims in pieces", scale.ndim() as u64, dims.len() as u64)?;
-    let ascending = dims.windows(2).all(|it| it[0] < it[1]);
-    if !ascending || dims.last().is_some_and(|&it| it >= x.ndim()) {
-        return Err(TypeError::Attribute { why: "dims in pieces must be dims of `x`, ascending" });
+    let distinct = dims.iter().enumerate().all(|(i, it)| !dims[..i].contains(it));
+    if !distinct || dims.iter().any(|&it| it >= x.ndim()) {
+        return Err(TypeError::Attribute { why: "dims in pieces must be different dims of `x`" });
     }
     for (&dim, &n) in dims.iter().zip(&scale.shape) {
         if n == 0 || !x.shape[dim].is_multiple_of(n) {

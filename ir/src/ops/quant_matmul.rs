@@ -43,7 +43,7 @@ pub struct QuantMatmul {
 /// How much of an operand has a scale of its own, and the shape of its scales.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Granule {
-    /// All of it, or each piece along these dims, ascending. Scale: the number of pieces of each. Of the
+    /// All of it, or each piece along these dims. Scale: the number of pieces of each. Of the
     /// contracted dims only the first may be in pieces.
     Tensor(Vec<usize>),
     /// 128 numbers along the last dim. Scale: the contracted dims, the last of them over 128, then the others;

@@ -11,7 +11,7 @@ use crate::ops::{
     Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
     is_default,
 };
-use crate::quant::{Format, scale_from_amax};
+use crate::quant::ScaleRule;
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Results: the scale and its inverse, f32 of the operand's shape.
@@ -51,10 +51,11 @@ impl OpDef for QuantScale {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
-        let max = self.to.fp8().map_or(1.0, Format::max);
+        let format = self.to.fp8().expect("`infer` wants codes");
+        let (pow2, eps) = (self.pow2, self.epsilon.0 as f32);
+        let rule = ScaleRule { pow2, eps, ..ScaleRule::tensor(format) };
         for (i, &amax) in inputs[0].data.iter().enumerate() {
-            let amax = amax.to_f64() as f32;
-            let scale = scale_from_amax(amax, max, self.pow2, self.epsilon.0 as f32, f32::MAX);
+            let scale = rule.scale(amax.to_f64() as f32);
             results[0].data[i] = T::from_f64(f64::from(scale));
             results[1].data[i] = T::from_f64(f64::from(1.0 / scale));
         }

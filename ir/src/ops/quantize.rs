@@ -23,7 +23,7 @@ pub struct Quantize {
     /// Which copies.
     #[serde(default, skip_serializing_if = "is_default")]
     pub copies: Copies,
-    /// Dimensions of `x` in pieces that have scales of their own, ascending.
+    /// Dimensions of `x` in pieces that have scales of their own.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pieces: Vec<usize>,
 }

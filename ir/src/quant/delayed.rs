@@ -1,43 +1,57 @@
-//! Delayed scaling: a scale from the amaxes of earlier steps.
+//! Delayed scaling: the scale of a step from the amaxes of the steps before.
+//!
+//! The rule is that of TransformerEngine's fused kernel, `kernel_bulk` of
+//! `common/recipe/delayed_scaling.cu` (2.20). Its unfused Python variant divides differently, by up to one
+//! ulp, and lets zero and NaN into the history.
 
 use serde::{Deserialize, Serialize};
 
-/// Which amax of a history makes the scale.
+use crate::quant::Format;
+
+/// Which amax of the history sets the scale.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum AmaxAlgo {
     /// The largest.
     #[default]
     Max,
-    /// The latest.
+    /// The last.
     MostRecent,
 }
 
-/// Takes `amax` into `history` and returns the next scale: TransformerEngine's fused update
-/// (`amax_and_scale_update_after_reduction`). `history[0]` is a slot that is free.
-pub fn delayed_update(
-    history: &mut [f32],
-    amax: f32,
-    previous: f32,
-    max: f32,
-    margin: i32,
-    algo: AmaxAlgo,
-) -> f32 {
-    let last = if amax == 0.0 { history.first().copied().unwrap_or(0.0) } else { amax };
-    let mut largest = 0f32;
-    if last != 0.0 {
-        history.rotate_left(1);
-        if let Some(slot) = history.last_mut() {
-            *slot = last;
+/// How the state of a quantized tensor follows from step to step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Delayed {
+    /// What is scaled.
+    pub format: Format,
+    /// Powers of two to stay below the largest number of the format.
+    pub margin: i32,
+    /// See [`AmaxAlgo`].
+    pub algo: AmaxAlgo,
+}
+
+impl Delayed {
+    /// The scale of the next step. `history` holds the amaxes of the last steps: in place 0 that of the step
+    /// that ends, then from the oldest to the newest. `reduced` is that amax over all ranks, or 0 to take
+    /// the local one. The history moves on and place 0 becomes 0, ready for the next step.
+    ///
+    /// A step without an amax (its tensor was not used) changes nothing. An infinite amax stays in the
+    /// history but keeps the scale, and so does NaN, which has no part in a maximum.
+    pub fn update(&self, history: &mut [f32], reduced: f32, previous_scale: f32) -> f32 {
+        let last = if reduced != 0.0 { reduced } else { history[0] };
+        if last == 0.0 {
+            return previous_scale;
         }
-        largest = history.iter().fold(0.0, |res, &it| res.max(it));
+        history.rotate_left(1);
+        *history.last_mut().expect("history[0] exists") = last;
+        let amax = match self.algo {
+            AmaxAlgo::Max => history.iter().copied().fold(0.0, f32::max),
+            AmaxAlgo::MostRecent => last,
+        };
         history[0] = 0.0;
-    }
-    let amax = match algo {
-        AmaxAlgo::Max => largest,
-        AmaxAlgo::MostRecent => last,
-    };
-    match amax.is_finite() && amax > 0.0 {
-        true => (max * 2f32.powi(-margin) / amax).min(f32::MAX),
-        false => previous,
+        if !amax.is_finite() || amax <= 0.0 {
+            return previous_scale;
+        }
+        let max = self.format.max() * 2f32.powi(-self.margin);
+        (max / amax).min(f32::MAX)
     }
 }

@@ -69,6 +69,7 @@ impl Walk<'_> {
         let result = self.graph.nodes[reader].results[0];
         let moves = match &self.graph.nodes[maker].op {
             Op::Matmul(it) if !it.accumulate && !it.gelu => true,
+            Op::QuantMatmul(it) if !it.accumulate => true,
             Op::RmsNormGrad(it) if !it.residual && index == 0 => false,
             Op::LayerNormGrad(it) if !it.residual && index == 0 => false,
             _ => return None,
@@ -84,6 +85,10 @@ impl Walk<'_> {
             Op::Matmul(Matmul { accumulate, .. }) => {
                 *accumulate = true;
                 data.inputs.insert(2, sum);
+            }
+            Op::QuantMatmul(it) => {
+                it.accumulate = true;
+                data.inputs.push(sum);
             }
             Op::RmsNormGrad(it) => {
                 it.residual = true;

@@ -30,6 +30,7 @@ impl Walk<'_> {
                 let plain = !it.bias && !it.gelu;
                 plain && (!it.accumulate || self.can_be_wide(data.inputs[2], maker))
             }
+            Op::QuantMatmul(it) => !it.accumulate || self.can_be_wide(data.inputs[4], maker),
             Op::Add(_) => data.inputs.iter().all(|&it| self.can_be_wide(it, maker)),
             Op::EmbeddingGrad(_) | Op::SumLeading(_) => true,
             Op::RmsNormGrad(_) => index == 1,
@@ -61,6 +62,13 @@ impl Walk<'_> {
                 it.out = wide;
                 if it.accumulate {
                     let c = data.inputs[2];
+                    self.make_wide(c);
+                }
+            }
+            Op::QuantMatmul(it) => {
+                it.out = DType::F32;
+                if it.accumulate {
+                    let c = data.inputs[4];
                     self.make_wide(c);
                 }
             }

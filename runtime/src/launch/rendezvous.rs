@@ -7,7 +7,8 @@
 //! * what is not planc (a port scanner, another service) is dropped, and rank 0 waits on;
 //! * another job is told so, and looks elsewhere;
 //! * a rank of this job that differs (another plan, program, option, or a rank that is here already)
-//!   ends the run on all sides, with what differs.
+//!   ends the run on all sides, with what differs;
+//! * who comes when all ranks are here is told so, and ends nothing but itself.
 //!
 //! The connections then stay open as the ranks' [`Control`](crate::comm::control::Control).
 
@@ -210,7 +211,7 @@ impl Desk {
         // What is not planc is not worth a word.
         let Ok(hello) = read_hello(&mut stream) else { return };
         let Some(inner) = self.inner.upgrade() else { return };
-        let refusal = match self.look_at(&hello) {
+        let refusal = match self.look_at(&hello, inner.is_complete()) {
             Some(refusal) => refusal,
             None => {
                 let greeting = [&MAGIC[..], &frame(Kind::Joined, self.host.as_bytes())].concat();
@@ -237,10 +238,14 @@ impl Desk {
         }
     }
 
-    /// Why this rank cannot be of the run.
-    fn look_at(&self, hello: &Hello) -> Option<Refusal> {
+    /// Why this rank cannot be of the run, which is `complete` or still waits for ranks.
+    fn look_at(&self, hello: &Hello, complete: bool) -> Option<Refusal> {
         if hello.job != self.job {
             return Some(Refusal::OtherJob(self.job.clone()));
+        }
+        // Whatever else is wrong with it: it is none of those that run, and must not end them.
+        if complete {
+            return Some(Refusal::Complete);
         }
         let mut differences = differences(&hello.facts, &self.facts);
         if differences.is_empty() && !(1..self.world_size).contains(&hello.rank) {
@@ -348,17 +353,20 @@ fn try_port(meeting: &Meeting, port: u16, until: Instant) -> Try {
         // At least once, also when the time is up.
         let limit = left.clamp(Duration::from_millis(200), Duration::from_secs(5));
         match TcpStream::connect_timeout(&address, limit) {
-            Ok(stream) => return greet(meeting, stream, port),
+            Ok(stream) => return greet(meeting, stream, port, until),
             Err(error) => what = error.to_string(),
         }
     }
     Try::NotYet(what)
 }
 
-fn greet(meeting: &Meeting, mut stream: TcpStream, port: u16) -> Try {
+fn greet(meeting: &Meeting, mut stream: TcpStream, port: u16, until: Instant) -> Try {
+    // Something that accepts and says nothing must not keep a rank beyond its time.
+    let left = until.saturating_duration_since(Instant::now());
+    let limit = left.clamp(Duration::from_secs(1), HANDSHAKE);
     let answer = (|| -> io::Result<(Kind, Vec<u8>)> {
-        stream.set_read_timeout(Some(HANDSHAKE))?;
-        stream.set_write_timeout(Some(HANDSHAKE))?;
+        stream.set_read_timeout(Some(limit))?;
+        stream.set_write_timeout(Some(limit))?;
         let hello = Hello {
             job: meeting.master.job.clone(),
             rank: meeting.rank,
@@ -379,8 +387,7 @@ fn greet(meeting: &Meeting, mut stream: TcpStream, port: u16) -> Try {
                 Try::NotYet(format!("port {port} is used by job `{job}`"))
             }
             Ok(Refusal::Complete) => Try::Refused(meeting.error(format!(
-                "the run on port {port} has all its {} ranks; a second run needs another port",
-                meeting.world_size
+                "the run on port {port} has all its ranks; a second run needs another port"
             ))),
             Ok(Refusal::Differs { who, differences }) => {
                 Try::Refused(RunError::RanksDiffer { who, differences })

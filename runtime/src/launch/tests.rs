@@ -67,7 +67,7 @@ fn flags_come_first() {
     for master in ["node1", ":80", "fd00::1:80", "[]:80"] {
         check_flags(&flags(0, master), &format!("--master is `{master}`, {form}"));
     }
-    check_flags(&flags(0, "a:0"), "--master is `0`, which has no port from 1 to 65535");
+    check_flags(&flags(0, "a:0"), "--master is `0`, which is no port; ports are 1 to 65535");
     check_flags(
         &flags(4, "a:1"),
         "--rank is `4`, which is not below --world-size = 4; ranks count from 0",
@@ -108,7 +108,7 @@ fn torchrun() {
     );
     check(
         &all.replace("29500", "70000"),
-        "MASTER_PORT is `70000`, which has no port from 1 to 65535",
+        "MASTER_PORT is `70000`, which is no port; ports are 1 to 65535",
     );
 }
 
@@ -126,9 +126,10 @@ fn slurm() {
         &format!("{all} MASTER_ADDR=10.0.0.1 MASTER_PORT=29500"),
         "Slurm: 5/8 1 10.0.0.1 29500 (Slurm 1234567.)",
     );
-    // A step of one task.
-    let one = all.replace("PROCID=5", "PROCID=0").replace("NTASKS=8", "NTASKS=1");
-    check(&format!("{one} SLURM_STEP_ID=0"), "Slurm: 0/1 1 node003 19567..19574 (Slurm 1234567.0)");
+    // A step of one task, as of `srun --pty bash`, also in an allocation for more.
+    let shell = all.replace("PROCID=5", "PROCID=0") + " SLURM_STEP_ID=0";
+    check(&shell.replace("NTASKS=8", "NTASKS=1"), "threads");
+    check(&format!("{shell} SLURM_STEP_NUM_TASKS=1"), "threads");
     check(
         &all.replace("SLURM_LOCALID=1", ""),
         "Slurm says which rank this process is, but not SLURM_LOCALID; give all of SLURM_PROCID, \

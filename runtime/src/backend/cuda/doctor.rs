@@ -99,7 +99,11 @@ pub fn report() -> Report {
 }
 
 fn driver_version(nvml: Option<&Nvml>) -> Result<Driver, RunError> {
-    driver::initialize()?;
+    match driver::initialize() {
+        // A driver that shows no GPU to this process is one that has a version.
+        Ok(()) | Err(RunError::NoDevice { .. }) => (),
+        Err(error) => return Err(error),
+    }
     let mut version = 0;
     cuda!(cuDriverGetVersion(&mut version))?;
     let cuda = format!("{}.{}", version / 1000, version % 1000 / 10);

@@ -27,13 +27,17 @@ pub(crate) fn check(call: &'static str, status: CUresult) -> Result<(), RunError
     }
 }
 
-/// Whether there is a driver, and initializes it.
+/// Initializes the driver. Fails where there is none, or where it shows no GPU to this process.
 pub fn initialize() -> Result<(), RunError> {
     // SAFETY: it only tries to open libcuda.
     if !unsafe { cu::is_culib_present() } {
         return Err(RunError::NoDriver);
     }
-    cuda!(cuInit(0))
+    // SAFETY: it has no preconditions.
+    match unsafe { cu::cuInit(0) } {
+        CUresult::CUDA_ERROR_NO_DEVICE => Err(RunError::NoDevice { ordinal: 0, devices: 0 }),
+        status => check("cuInit", status),
+    }
 }
 
 /// How many GPUs there are.

@@ -4,6 +4,7 @@
 //! (`site-packages/nvidia/*/lib`), the CUDA toolkit (`CUDA_HOME`, `/usr/local/cuda`), the loader's own
 //! paths. `cargo build` needs none of them.
 
+use std::error::Error;
 use std::ffi::CStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -66,6 +67,11 @@ fn mapped(name: &str) -> Option<PathBuf> {
     files.find(|it| it.rsplit('/').next().is_some_and(|it| it.starts_with(name))).map(PathBuf::from)
 }
 
+/// What the loader says: the error itself only names its call.
+fn reason(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), |it| it.to_string())
+}
+
 /// `13.1.0`, of a number as cuBLASLt, cuDNN and NCCL give their version: 130100.
 pub(crate) fn dotted(version: usize) -> String {
     format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
@@ -89,7 +95,7 @@ impl Opened {
             // SAFETY: loading runs the library's initializers; these are NVIDIA's, made to be loaded so.
             match unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
                 Ok(library) => return Ok(Opened { path, library }),
-                Err(error) => why = why.or(Some(error.to_string())),
+                Err(error) => why = why.or(Some(reason(&error))),
             }
         }
         // SAFETY: as above. The loader knows folders of its own, of the driver's for one.
@@ -127,7 +133,7 @@ impl Opened {
         found.map(|it| *it).map_err(|error| RunError::LibraryFunction {
             path: self.path.clone(),
             function: name.to_string_lossy().into_owned(),
-            why: error.to_string(),
+            why: reason(&error),
         })
     }
 }
@@ -179,3 +185,16 @@ macro_rules! library {
     };
 }
 pub(crate) use library;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_is_the_loaders() {
+        // SAFETY: a file that is not there runs nothing.
+        let error = unsafe { Library::open(Some("/nowhere/libnccl.so.2"), RTLD_NOW) };
+        let why = reason(&error.expect_err("there is no such file"));
+        assert!(why.contains("/nowhere/libnccl.so.2"), "{why}");
+    }
+}

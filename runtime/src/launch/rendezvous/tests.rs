@@ -179,20 +179,38 @@ fn a_rank_0_that_does_not_come_is_an_error() {
     assert!(error.contains("rank 0 was not found there within 0 s (Connection refused"), "{error}");
 }
 
+/// Something that accepts and says nothing does not keep a rank much longer than it wants to wait.
+#[test]
+fn a_silent_service_is_no_rank_0() {
+    let silent = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let master = master(&[silent.local_addr().expect("bound").port()]);
+    let timeout = Duration::from_millis(100);
+    let began = Instant::now();
+    let met = meet(&Meeting { timeout, ..meeting(1, 2, &master) }, &Arc::default());
+    let error = met.expect_err("nobody answers").to_string();
+    assert!(error.contains("does not answer as planc"), "{error}");
+    assert!(began.elapsed() < HANDSHAKE, "it took {:?}", began.elapsed());
+}
+
 /// A second run on the same port, started later.
 #[test]
 fn a_run_that_is_complete_takes_no_more() {
     let port = free_port();
     let master = master(&[port]);
     let first: Vec<Met> = meet_all(&[meeting(0, 2, &master), meeting(1, 2, &master)]);
-    let error = meet(&meeting(1, 2, &master), &Arc::default()).expect_err("it is taken");
-    assert_eq!(
-        error.to_string(),
-        format!(
-            "the ranks cannot meet at 127.0.0.1:{port}: the run on port {port} has all its 2 ranks; a \
-             second run needs another port"
-        )
-    );
+    // One of the same plan, of another, and of a larger mesh.
+    let mut other = meeting(1, 2, &master);
+    other.facts[0].1 = "8a03".to_string();
+    for late in [meeting(1, 2, &master), other, meeting(3, 4, &master)] {
+        let error = meet(&late, &Arc::default()).expect_err("it is taken");
+        assert_eq!(
+            error.to_string(),
+            format!(
+                "the ranks cannot meet at 127.0.0.1:{port}: the run on port {port} has all its ranks; \
+                 a second run needs another port"
+            )
+        );
+    }
     let ranks: Vec<Arc<Tcp>> = first.into_iter().map(|it| it.expect("they met")).collect();
     assert_eq!(ranks[0].fault(), None, "the first run goes on");
     end(ranks);
