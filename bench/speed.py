@@ -21,6 +21,7 @@ def recipe(name):
 
 ONE, FSDP, TP = (["--mesh", it, "--set", f"batch=Global({n})"] for it, n in [("1", 1), ("2x1", 2), ("1x2", 2)])
 WHOLE = ["--set", 'checkpoint=Recompute(["glu"])']
+AGAIN = ["--set", 'checkpoint=Recompute(["glu", "quantize", "transpose", "rms_norm"])']
 CURRENT, DELAYED, BLOCK = map(recipe, ["Float8CurrentScaling", "DelayedScaling", "Float8BlockScaling"])
 
 # name: GPUs, planc's arguments, the peer's arguments, whether torchao runs, too, and milliseconds of
@@ -35,7 +36,7 @@ CONFIGURATIONS = {
     "8-layers-delayed": (1, ONE + layers(8) + DELAYED, ["--layers", "8"], True, (205.7, 259.8)),
     "8-layers-block": (1, ONE + layers(8) + BLOCK, ["--layers", "8"], True, (221.4, 259.8)),
     "8-layers-fsdp2-current": (2, FSDP + layers(8) + CURRENT, ["--layers", "8"], True, (215.2, 261.5)),
-    "8b-fsdp2-current": (2, FSDP + CURRENT, ["--layers", "32"], True, (690.4, 856.8)),
+    "8b-fsdp2-current": (2, FSDP + AGAIN + CURRENT, ["--layers", "32"], True, (690.4, 856.8)),
 }
 
 
