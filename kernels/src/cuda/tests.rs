@@ -64,7 +64,8 @@ fn pointers(work: &Work) -> Vec<Pointer> {
         }
         Work::Gemm(it) => {
             assert!(it.m > 0 && it.n > 0 && it.k > 0, "{it:?}");
-            let optional = [it.c, it.bias, it.gelu].into_iter().flatten();
+            let scales = it.scales.map_or([None; 2], |it| [it.a, it.b].map(|it| Some(it.at)));
+            let optional = [it.c, it.bias, it.gelu].into_iter().chain(scales).flatten();
             [it.a.at, it.b.at, it.out].into_iter().chain(optional).collect()
         }
         Work::Attention(it) => {
@@ -159,6 +160,9 @@ fn narrow(sample: Sample) -> Sample {
         OpKind::AttentionGrad => operand != 4,
         OpKind::CeStats | OpKind::CeStatsGrad => operand == 0,
         OpKind::CeLoss | OpKind::CeLossGrad | OpKind::ClipScale => false,
+        OpKind::DelayedScale | OpKind::DelayedUpdate | OpKind::QuantScale => false,
+        OpKind::QuantMatmul => false,
+        OpKind::Quantize => operand == 0,
         OpKind::LayerNormGrad => !matches!(operand, 3 | 4),
         OpKind::RmsNormGrad => operand != 3,
         _ => true,

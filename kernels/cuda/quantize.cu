@@ -1,0 +1,119 @@
+// FP8 codes of many tensors: in the order of the tensor, with columns first, or both from one read.
+// Macros: X, the tensors' element type; CODE (e4m3 or e5m2).
+#include "codes.cuh"
+#include "pieces.cuh"
+
+constexpr int THREADS = TILE_THREADS;
+// Elements of a block that needs no columns; `CHUNK` on the host's side.
+constexpr int CHUNK = 32768;
+
+// A row of the table: a matrix, and copies of its codes, one of which may be missing.
+struct Matrix {
+    const X* x;
+    const float* scale;
+    u8* rows;
+    u8* columns;
+    i64 n_rows, n_columns;
+};
+
+// A block for each (tensor, chunk) pair.
+extern "C" __global__ void __launch_bounds__(THREADS)
+quantize_rows(const Matrix* __restrict__ tensors, const uint2* __restrict__ chunks) {
+    uint2 chunk = chunks[blockIdx.x];
+    Matrix t = tensors[chunk.x];
+    constexpr int N = 16, STEP = THREADS * N, AHEAD = 4 / sizeof(X);
+    i64 first = (i64)chunk.y * CHUNK, end = min(first + CHUNK, t.n_rows * t.n_columns);
+    i64 i = first + threadIdx.x * N;
+    float scale = *t.scale;
+    for (; i + (AHEAD - 1) * STEP + N <= end; i += AHEAD * STEP) {
+        float x[AHEAD][N];
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++) load<N>(t.x + i + u * STEP, x[u]);
+#pragma unroll
+        for (int u = 0; u < AHEAD; u++) {
+            u32 words[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) words[j] = codes_of<CODE>(x[u] + 4 * j, scale);
+            uint4 codes = make_uint4(words[0], words[1], words[2], words[3]);
+            *reinterpret_cast<uint4*>(t.rows + i + u * STEP) = codes;
+        }
+    }
+    for (; i < end; i += STEP) {
+        i64 n = min(end - i, (i64)N);
+        for (int j = 0; j < n; j++) {
+            t.rows[i + j] = (u8)pack_codes<CODE>(__fmul_rn(to_f32(t.x[i + j]), scale), 0.0f);
+        }
+    }
+}
+
+// A block for each (tensor, square) pair; of one tensor there is no list of them.
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
+quantize_squares(const Matrix* __restrict__ tensors, const uint2* __restrict__ squares) {
+    uint2 which = squares ? squares[blockIdx.x] : make_uint2(0, blockIdx.x);
+    Matrix t = tensors[which.x];
+    Place place = square(which.y, t.n_columns), at = part_of(place);
+    const X* from = t.x + at.row * t.n_columns + at.column;
+    bool aligned = t.n_columns % EACH == 0;
+    // Rows of this thread that there are.
+    int n_rows = (int)min(max(t.n_rows - at.row, 0ll), (i64)EACH);
+    int n_columns = (int)min(max(t.n_columns - at.column, 0ll), (i64)EACH);
+    u32 codes[EACH][2];
+    if (aligned) {
+        // All loads come first, to have many in flight.
+        Vector<X, EACH> x[EACH] = {};
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            if (i < n_rows && n_columns > 0) x[i] = load_vector<EACH>(from + i * t.n_columns);
+        }
+        float scale = *t.scale;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            float row[EACH];
+#pragma unroll
+            for (int j = 0; j < EACH; j++) row[j] = x[i][j];
+            codes[i][0] = codes_of<CODE>(row, scale);
+            codes[i][1] = codes_of<CODE>(row + 4, scale);
+        }
+    } else {
+        float scale = *t.scale;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            float row[EACH] = {};
+#pragma unroll
+            for (int j = 0; j < EACH; j++) {
+                if (i < n_rows && j < n_columns) row[j] = to_f32(from[i * t.n_columns + j]);
+            }
+            codes[i][0] = codes_of<CODE>(row, scale);
+            codes[i][1] = codes_of<CODE>(row + 4, scale);
+        }
+    }
+    if (t.rows) {
+        u8* to = t.rows + at.row * t.n_columns + at.column;
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            if (i >= n_rows || n_columns == 0) continue;
+            if (aligned) {
+                *reinterpret_cast<uint2*>(to + i * t.n_columns) = make_uint2(codes[i][0], codes[i][1]);
+                continue;
+            }
+#pragma unroll
+            for (int j = 0; j < EACH; j++) {
+                if (j < n_columns) to[i * t.n_columns + j] = (u8)(codes[i][j / 4] >> (8 * (j % 4)));
+            }
+        }
+    }
+    store_columns(t.columns, codes, place, t.n_rows, t.n_columns);
+}
+
+// One tensor of which several pieces have scales of their own. For tests: elements are read one by one.
+extern "C" __global__ void __launch_bounds__(THREADS)
+quantize_pieces(const X* __restrict__ x, const float* __restrict__ scale, u8* rows, u8* columns, i64 n_rows,
+                i64 n_columns, const PieceDim* __restrict__ dims, int n_dims) {
+    i64 n = n_rows * n_columns, threads = (i64)gridDim.x * THREADS;
+    for (i64 i = (i64)blockIdx.x * THREADS + threadIdx.x; i < n; i += threads) {
+        float factor = scale[piece_of(dims, n_dims, i)];
+        u8 code = (u8)pack_codes<CODE>(__fmul_rn(to_f32(x[i]), factor), 0.0f);
+        if (rows) rows[i] = code;
+        if (columns) columns[i % n_columns * n_rows + i / n_columns] = code;
+    }
+}
