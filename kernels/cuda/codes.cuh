@@ -67,6 +67,9 @@ __device__ __forceinline__ Place part_of(Place square) {
     return {square.row + row, square.column + column};
 }
 
+// How many of EACH there are, of which `left` are in the matrix or `-left` outside.
+__device__ __forceinline__ int present(i64 left) { return (int)min(max(left, 0ll), (i64)EACH); }
+
 // Bytes i of four words as word i.
 __device__ __forceinline__ void transpose_words(u32 a, u32 b, u32 c, u32 d, u32* out) {
     u32 ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);

@@ -21,21 +21,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 quantize_rows(const Matrix* __restrict__ tensors, const uint2* __restrict__ chunks) {
     uint2 chunk = chunks[blockIdx.x];
     Matrix t = tensors[chunk.x];
-    constexpr int N = 16, STEP = THREADS * N, AHEAD = 4 / sizeof(X);
+    constexpr int N = 16 / sizeof(X), STEP = THREADS * N, AHEAD = 4;
     i64 first = (i64)chunk.y * CHUNK, end = min(first + CHUNK, t.n_rows * t.n_columns);
     i64 i = first + threadIdx.x * N;
     float scale = *t.scale;
     for (; i + (AHEAD - 1) * STEP + N <= end; i += AHEAD * STEP) {
-        float x[AHEAD][N];
+        Vector<X, N> x[AHEAD];
 #pragma unroll
-        for (int u = 0; u < AHEAD; u++) load<N>(t.x + i + u * STEP, x[u]);
+        for (int u = 0; u < AHEAD; u++) x[u] = load_vector<N>(t.x + i + u * STEP);
 #pragma unroll
         for (int u = 0; u < AHEAD; u++) {
-            u32 words[4];
+            Vector<u32, N / 4> codes;
 #pragma unroll
-            for (int j = 0; j < 4; j++) words[j] = codes_of<CODE>(x[u] + 4 * j, scale);
-            uint4 codes = make_uint4(words[0], words[1], words[2], words[3]);
-            *reinterpret_cast<uint4*>(t.rows + i + u * STEP) = codes;
+            for (int j = 0; j < N; j += 4) {
+                float four[4] = {x[u][j], x[u][j + 1], x[u][j + 2], x[u][j + 3]};
+                codes.element[j / 4] = codes_of<CODE>(four, scale);
+            }
+            *reinterpret_cast<Vector<u32, N / 4>*>(t.rows + i + u * STEP) = codes;
         }
     }
     for (; i < end; i += STEP) {
@@ -47,51 +49,52 @@ quantize_rows(const Matrix* __restrict__ tensors, const uint2* __restrict__ chun
 }
 
 // A block for each (tensor, square) pair; of one tensor there is no list of them.
-extern "C" __global__ void __launch_bounds__(THREADS, 4)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 quantize_squares(const Matrix* __restrict__ tensors, const uint2* __restrict__ squares) {
     uint2 which = squares ? squares[blockIdx.x] : make_uint2(0, blockIdx.x);
     Matrix t = tensors[which.x];
     Place place = square(which.y, t.n_columns), at = part_of(place);
-    const X* from = t.x + at.row * t.n_columns + at.column;
+    // Rows and columns of this thread that there are.
+    int n_rows = present(t.n_rows - at.row), n_columns = present(t.n_columns - at.column);
     bool aligned = t.n_columns % EACH == 0;
-    // Rows of this thread that there are.
-    int n_rows = (int)min(max(t.n_rows - at.row, 0ll), (i64)EACH);
-    int n_columns = (int)min(max(t.n_columns - at.column, 0ll), (i64)EACH);
-    u32 codes[EACH][2];
-    if (aligned) {
-        // All loads come first, to have many in flight.
-        Vector<X, EACH> x[EACH] = {};
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            if (i < n_rows && n_columns > 0) x[i] = load_vector<EACH>(from + i * t.n_columns);
-        }
+    u32 codes[EACH][2] = {};
+    if (n_rows > 0 && n_columns > 0) {
+        const X* from = t.x + at.row * t.n_columns + at.column;
         float scale = *t.scale;
+        if (aligned) {
+            // All loads come first, to have many in flight. Rows that are missing are the last one again.
+            Vector<X, EACH> x[EACH];
 #pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            float row[EACH];
-#pragma unroll
-            for (int j = 0; j < EACH; j++) row[j] = x[i][j];
-            codes[i][0] = codes_of<CODE>(row, scale);
-            codes[i][1] = codes_of<CODE>(row + 4, scale);
-        }
-    } else {
-        float scale = *t.scale;
-#pragma unroll
-        for (int i = 0; i < EACH; i++) {
-            float row[EACH] = {};
-#pragma unroll
-            for (int j = 0; j < EACH; j++) {
-                if (i < n_rows && j < n_columns) row[j] = to_f32(from[i * t.n_columns + j]);
+            for (int i = 0; i < EACH; i++) {
+                x[i] = load_vector<EACH>(from);
+                if (i + 1 < n_rows) from += t.n_columns;
             }
-            codes[i][0] = codes_of<CODE>(row, scale);
-            codes[i][1] = codes_of<CODE>(row + 4, scale);
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                float row[EACH];
+#pragma unroll
+                for (int j = 0; j < EACH; j++) row[j] = x[i][j];
+                codes[i][0] = codes_of<CODE>(row, scale);
+                codes[i][1] = codes_of<CODE>(row + 4, scale);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                float row[EACH] = {};
+#pragma unroll
+                for (int j = 0; j < EACH; j++) {
+                    if (i < n_rows && j < n_columns) row[j] = to_f32(from[i * t.n_columns + j]);
+                }
+                codes[i][0] = codes_of<CODE>(row, scale);
+                codes[i][1] = codes_of<CODE>(row + 4, scale);
+            }
         }
     }
-    if (t.rows) {
+    if (t.rows && n_columns > 0) {
         u8* to = t.rows + at.row * t.n_columns + at.column;
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            if (i >= n_rows || n_columns == 0) continue;
+            if (i >= n_rows) continue;
             if (aligned) {
                 *reinterpret_cast<uint2*>(to + i * t.n_columns) = make_uint2(codes[i][0], codes[i][1]);
                 continue;

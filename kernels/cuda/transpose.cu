@@ -69,15 +69,15 @@ extern "C" __global__ void __launch_bounds__(TILE_THREADS)
 transpose_bytes(u8* to, const u8* from, i64 n_rows, i64 n_columns) {
     Place place = square(blockIdx.x, n_columns), at = part_of(place);
     from += at.row * n_columns + at.column;
-    int rows = (int)min(max(n_rows - at.row, 0ll), (i64)EACH);
-    int columns = (int)min(max(n_columns - at.column, 0ll), (i64)EACH);
+    int rows = present(n_rows - at.row), columns = present(n_columns - at.column);
     u32 x[EACH][2] = {};
-    if (n_columns % EACH == 0) {
+    if (rows > 0 && columns > 0 && n_columns % EACH == 0) {
+        // Rows that are missing are the last one again.
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
-            if (i >= rows || columns == 0) continue;
-            uint2 row = *reinterpret_cast<const uint2*>(from + i * n_columns);
+            uint2 row = *reinterpret_cast<const uint2*>(from);
             x[i][0] = row.x, x[i][1] = row.y;
+            if (i + 1 < rows) from += n_columns;
         }
     } else {
 #pragma unroll
