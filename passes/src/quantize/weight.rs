@@ -15,7 +15,7 @@ use ir::ops::{Amax, DelayedScale};
 use ir::placement::Sharding;
 use ir::quant::{QuantSpec, Scaling};
 use ir::{BuildError, DType, Op, Section, TensorType, Value};
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::tensor::delayed;
@@ -36,7 +36,7 @@ impl Walk<'_> {
     /// Makes the states of weights codes, and lets gathers move these. Returns what made the numbers that
     /// were there before, which nothing needs any more.
     pub(super) fn store_codes(&mut self) -> FxHashSet<Value> {
-        let mut casts = FxHashSet::default();
+        let mut computed = FxHashSet::default();
         for param in 0..self.gemms.weights.len() {
             let Some(spec) = self.gemms.weights[param] else { continue };
             let graph = &mut *self.builder.graph;
@@ -55,13 +55,7 @@ impl Walk<'_> {
                 }
             };
             let graph = &mut *self.builder.graph;
-            graph.stores.retain(|it| {
-                let stale = it.state == compute;
-                if stale {
-                    casts.insert(it.value);
-                }
-                !stale
-            });
+            computed.insert(compute);
             graph.params[param].compute = compute;
             graph.values[compute].ty.dtype = to;
             graph.values[data.full].ty.dtype = to;
@@ -80,6 +74,14 @@ impl Walk<'_> {
             self.codes.insert((data.full, spec), Codes { rows, columns: None });
             self.weights.push(Weight { param, spec, scale_inv, delayed });
         }
+        let mut casts = FxHashSet::default();
+        self.builder.graph.stores.retain(|it| {
+            let stale = computed.contains(&it.state);
+            if stale {
+                casts.insert(it.value);
+            }
+            !stale
+        });
         casts
     }
 
@@ -94,12 +96,14 @@ impl Walk<'_> {
     /// they are reduced together.
     pub(super) fn quantize_weights(&mut self, section: Section) -> Result<(), BuildError> {
         let mut masters: SmallVec<[(Weight, Value, Value); 8]> = SmallVec::new();
+        let stores = self.builder.graph.stores.iter().filter(|it| it.section == section);
+        let next: FxHashMap<Value, Value> = stores.map(|it| (it.state, it.value)).collect();
         for weight in self.weights.clone() {
             let graph = &self.builder.graph;
             let param = &graph.params[weight.param];
             let master = match section {
                 Section::Prepare => Some(param.value),
-                _ => graph.stores.iter().find(|it| it.state == param.value).map(|it| it.value),
+                _ => next.get(&param.value).copied(),
             };
             let Some(master) = master else { continue };
             self.builder.scope = param.scope;
