@@ -24,7 +24,8 @@ fn compile(source: &str, mesh: &str, set: Set) -> Compiled {
     let model = ir::model::parse_with(source, set).unwrap();
     let graph = ir::model::elaborate(&model, &MeshSpec::parse(mesh).unwrap());
     let graph = graph.unwrap_or_else(|it| panic!("{mesh}: {it}"));
-    codegen::compile(graph, &codegen::Options::default()).unwrap_or_else(|it| panic!("{mesh}: {it}"))
+    codegen::compile(graph, &codegen::Options::default())
+        .unwrap_or_else(|it| panic!("{mesh}: {it}"))
 }
 
 fn operands(plan: &Plan, role: Role) -> Vec<ScaledOperand> {
@@ -99,9 +100,15 @@ fn codes_of_weights_are_those_of_one_rank() {
         let codes = |mesh: &str| codes(&compile(&llama(), mesh, &[("recipe", recipe)]).plan);
         let expect = codes("1");
         assert_eq!(expect.len(), 4 * 7 * 2, "{recipe}: codes and a scale of each weight");
-        assert!(expect.iter().all(|it| it.1.iter().any(|&it| it != 0)), "{recipe}: they are not zero");
+        assert!(
+            expect.iter().all(|it| it.1.iter().any(|&it| it != 0)),
+            "{recipe}: they are not zero"
+        );
         for mesh in ["2", "4", "2x2", "2x4", "2x2x2"] {
-            assert!(codes(mesh) == expect, "{recipe} on {mesh}: codes or scales are not those of one rank");
+            assert!(
+                codes(mesh) == expect,
+                "{recipe} on {mesh}: codes or scales are not those of one rank"
+            );
         }
     }
 }
@@ -111,14 +118,24 @@ fn a_weight_mesh_without_tp_gives_each_tp_shard_its_own_scale() {
     let mesh = "dp_replicate=2,dp_shard=2,tp=2";
     let compiled = compile(&llama(), mesh, &[("weight_mesh", r#"["dp_shard"]"#)]);
     let plan = &compiled.plan;
-    let [lint] = &compiled.weight_mesh_lints[..] else { panic!("{:?}", compiled.weight_mesh_lints) };
+    let [lint] = &compiled.weight_mesh_lints[..] else {
+        panic!("{:?}", compiled.weight_mesh_lints)
+    };
     assert_eq!(lint.problem, WeightMeshProblem::Varies);
     let names = |axes| plan.mesh.names(axes);
     assert_eq!(names(lint.axes), "tp");
-    assert_eq!((names(lint.weight_mesh), names(lint.sharded)), ("dp_shard".into(), "dp_shard, tp".into()));
+    assert_eq!(
+        (names(lint.weight_mesh), names(lint.sharded)),
+        ("dp_shard".into(), "dp_shard, tp".into())
+    );
     assert_eq!(lint.weights.len(), 4 * 7);
     for it in operands(plan, Role::Weight) {
-        assert_eq!((names(it.group), names(it.varies)), ("dp_shard".into(), "tp".into()), "{}", it.tensor);
+        assert_eq!(
+            (names(it.group), names(it.varies)),
+            ("dp_shard".into(), "tp".into()),
+            "{}",
+            it.tensor
+        );
     }
 
     let session = Session::new(plan, &SessionOptions::default()).unwrap();
@@ -140,9 +157,11 @@ fn a_weight_mesh_without_tp_gives_each_tp_shard_its_own_scale() {
         assert_ne!(amaxes[0], amaxes[1], "{name}: else this test shows nothing");
         let scales = amaxes.map(|it| ScaleRule::tensor(Format::E4M3).scale(it));
         let inverse = read(&format!("{name}.scale_inv"));
-        assert_eq!(inverse.shape, [2], "{name}");
+        assert_eq!(inverse.shape[..], [2], "{name}");
         assert_eq!(inverse.data, scales.map(|it| 1.0 / it), "{name}");
-        for (i, (&code, &x)) in read(&format!("{name}.compute")).data.iter().zip(&weight.data).enumerate() {
+        for (i, (&code, &x)) in
+            read(&format!("{name}.compute")).data.iter().zip(&weight.data).enumerate()
+        {
             let expect = Format::E4M3.round(x * scales[half(i)]);
             assert_eq!(code, expect, "{name}[{i}]");
         }
@@ -213,9 +232,8 @@ fn a_rank_with_an_empty_shard_takes_part() {
     for mesh in ["8", "2x4", "4x2"] {
         let plan = compile(ODD, mesh, &[]).plan;
         let up = &plan.buffers[plan.buffer("up.weight").unwrap()];
-        let rows = |rank: u64| {
-            up.sharding.extents(&up.ty.shape, &plan.mesh, &plan.mesh.coord_of(rank))[0]
-        };
+        let rows =
+            |rank: u64| up.sharding.extents(&up.ty.shape, &plan.mesh, &plan.mesh.coord_of(rank))[0];
         if mesh == "8" {
             assert_eq!((0..8).map(rows).collect::<Vec<_>>(), [3, 3, 3, 3, 3, 2, 0, 0]);
         }
@@ -233,7 +251,12 @@ fn a_history_is_one_over_all_axes_on_which_its_tensor_varies() {
     let compiled = compile(&llama(), "2x4", &[("recipe", "DelayedScaling()")]);
     for gemm in scaled_gemms(&compiled.plan) {
         for it in gemm.operands {
-            assert_eq!((it.scaling, it.reason), (ScalingKind::Delayed, Reason::History), "{}", it.tensor);
+            assert_eq!(
+                (it.scaling, it.reason),
+                (ScalingKind::Delayed, Reason::History),
+                "{}",
+                it.tensor
+            );
             assert_eq!(compiled.plan.mesh.names(it.group), "dp, tp", "{}", it.tensor);
             assert_eq!(it.varies, AxisSet::EMPTY, "{}", it.tensor);
         }
