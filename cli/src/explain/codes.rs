@@ -216,6 +216,14 @@ pub const CODES: &[Code] = &[
         fix: "Store the parameter in f32, or freeze it.",
     },
     Code {
+        code: "PL0303",
+        title: "a GEMM cannot be quantized",
+        text: "A recipe quantizes the operands of projections; the shape of one of them does not fit \
+               its blocks.",
+        example: "A weight of 100 columns under a recipe of blocks of 128.",
+        fix: "Use sizes that blocks divide, or `recipe: Bf16` for the module.",
+    },
+    Code {
         code: "PL0401",
         title: "no legal sharding, or no way to it",
         text: "The placements that are pinned leave an op without any layout under which its \
