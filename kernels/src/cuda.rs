@@ -134,6 +134,7 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         Op::QuantMatmul(_) | Op::QuantScale(_) | Op::Quantize(_) => {
             Err(Unsupported::new(call, "codes have no kernels"))
         }
+        Op::QuantizeBlock(_) => Err(Unsupported::new(call, "codes in blocks have no kernels")),
         Op::Collective(_) | Op::Reshard(_) => {
             Err(Unsupported::new(call, "data between ranks is moved by the communicator"))
         }

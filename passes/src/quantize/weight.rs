@@ -39,35 +39,15 @@ impl Walk<'_> {
         let mut casts = FxHashSet::default();
         for param in 0..self.gemms.weights.len() {
             let Some(spec) = self.gemms.weights[param] else { continue };
-            let graph = &mut *self.builder.graph;
-            let data = graph.params[param].clone();
-            let (name, to) = (graph.values[data.value].name.clone(), super::fp8(spec.format));
-            let compute = match data.compute == data.value {
-                false => data.compute,
-                true => {
-                    let ty = graph.ty(data.value).with_dtype(to);
-                    let storage = graph.values[data.value].sharding.clone();
-                    let state = self.builder.leaf(&format!("{name}.compute"), ty, Def::State);
-                    if let Some(storage) = storage {
-                        self.builder.pin(state, storage);
-                    }
-                    state
-                }
-            };
-            let graph = &mut *self.builder.graph;
-            graph.stores.retain(|it| {
-                let stale = it.state == compute;
-                if stale {
-                    casts.insert(it.value);
-                }
-                !stale
-            });
-            graph.params[param].compute = compute;
-            graph.values[compute].ty.dtype = to;
-            graph.values[data.full].ty.dtype = to;
-            if let Some(gather) = graph.producer(data.full) {
-                graph.nodes[gather].inputs[0] = compute;
+            if !spec.scaling.is_per_tensor() {
+                self.store_blocks(param, spec);
+                continue;
             }
+            let stale = self.compute_state(param, super::fp8(spec.format));
+            casts.extend(stale.into_iter().map(|it| it.value));
+            let graph = &*self.builder.graph;
+            let data = graph.params[param].clone();
+            let name = graph.values[data.value].name.clone();
             let scale_inv = self.scalar(&format!("{name}.scale_inv"));
             let delayed = match spec.scaling {
                 Scaling::Delayed { history, .. } => {
@@ -77,10 +57,41 @@ impl Walk<'_> {
                 _ => None,
             };
             let rows = Copy { codes: data.full, scale_inv, granule: Granule::default() };
-            self.codes.insert((data.full, spec), Codes { rows, columns: None });
+            self.codes.insert((data.full, spec), Codes { rows: Some(rows), columns: None });
             self.weights.push(Weight { param, spec, scale_inv, delayed });
         }
         casts
+    }
+
+    /// Lets the state of a weight hold `to`, and its gather move that. Returns what was stored to it before,
+    /// and is no more.
+    pub(super) fn compute_state(&mut self, param: usize, to: DType) -> Vec<Store> {
+        let graph = &mut *self.builder.graph;
+        let data = graph.params[param].clone();
+        let compute = match data.compute == data.value {
+            false => data.compute,
+            true => {
+                let name = format!("{}.compute", graph.values[data.value].name);
+                let ty = graph.ty(data.value).with_dtype(to);
+                let storage = graph.values[data.value].sharding.clone();
+                let state = self.builder.leaf(&name, ty, Def::State);
+                if let Some(storage) = storage {
+                    self.builder.pin(state, storage);
+                }
+                state
+            }
+        };
+        let graph = &mut *self.builder.graph;
+        let (stale, kept) =
+            std::mem::take(&mut graph.stores).into_iter().partition(|it| it.state == compute);
+        graph.stores = kept;
+        graph.params[param].compute = compute;
+        graph.values[compute].ty.dtype = to;
+        graph.values[data.full].ty.dtype = to;
+        let gather =
+            graph.producer(data.full).expect("a weight that is stored as codes is gathered");
+        graph.nodes[gather].inputs[0] = compute;
+        stale
     }
 
     /// A state of one number.
