@@ -25,10 +25,7 @@ fn compile(mesh: &str, recipe: &Recipe) -> Plan {
             scope.recipe = recipe.clone();
         }
     }
-    let options = codegen::Options {
-        dump_after: vec!["fuse".into()],
-        ..Default::default()
-    };
+    let options = codegen::Options { dump_after: vec!["fuse".into()], ..Default::default() };
     let res = codegen::compile(graph, &options).unwrap_or_else(|it| panic!("{it}"));
     for dump in &res.dumps {
         std::fs::write(format!("/tmp/dump-{}.ir", dump.pass), &dump.text).unwrap();

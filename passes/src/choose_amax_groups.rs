@@ -40,24 +40,51 @@ impl Pass<Graph> for ChooseAmaxGroups {
         if !graph.order.iter().any(|&it| matches!(graph.nodes[it].op, Op::Amax(_))) {
             return Ok(());
         }
-        let mut readers: Readers = SecondaryMap::new();
-        for &node in &graph.order {
-            for &input in &graph.nodes[node].inputs {
-                readers[input].push(node);
-            }
-        }
+        let uses = Uses::new(graph);
         for node in graph.order.clone() {
             if let Op::Amax(Amax { pieces }) = &graph.nodes[node].op
                 && pieces.is_empty()
             {
-                split(graph, &readers, node);
+                split(graph, &uses, node);
             }
         }
         Ok(())
     }
 }
 
-type Readers = SecondaryMap<Value, SmallVec<[Node; 2]>>;
+/// Where values go.
+struct Uses {
+    readers: SecondaryMap<Value, SmallVec<[Node; 2]>>,
+    /// States that hold a value next.
+    states: SecondaryMap<Value, SmallVec<[Value; 1]>>,
+    /// The parameter of which a value is the master weight, or the next one.
+    masters: SecondaryMap<Value, Option<usize>>,
+}
+
+impl Uses {
+    fn new(graph: &Graph) -> Uses {
+        let mut res = Uses {
+            readers: SecondaryMap::new(),
+            states: SecondaryMap::new(),
+            masters: SecondaryMap::new(),
+        };
+        for &node in &graph.order {
+            for &input in &graph.nodes[node].inputs {
+                res.readers[input].push(node);
+            }
+        }
+        for (index, param) in graph.params.iter().enumerate() {
+            res.masters[param.value] = Some(index);
+        }
+        for store in &graph.stores {
+            res.states[store.value].push(store.state);
+            if let Some(index) = res.masters[store.state] {
+                res.masters[store.value] = Some(index);
+            }
+        }
+        res
+    }
+}
 
 /// Pieces of a tensor: dims of it, how many along each, and which axes spread them.
 struct Pieces {
@@ -78,7 +105,8 @@ impl Pieces {
 }
 
 /// Lets the scale that `amax` makes vary over what it may.
-fn split(graph: &mut Graph, readers: &Readers, amax: Node) {
+fn split(graph: &mut Graph, uses: &Uses, amax: Node) {
+    let readers = &uses.readers;
     let x = graph.nodes[amax].inputs[0];
     // The amax, as it is made and as it is read: there is a reduction in between.
     let mut values: SmallVec<[Value; 8]> = SmallVec::from_slice(&graph.nodes[amax].results);
@@ -98,7 +126,7 @@ fn split(graph: &mut Graph, readers: &Readers, amax: Node) {
     let Some(scale) = scale else { return };
     let [factor, inverse] = graph.nodes[scale].results[..] else { return };
     let spread = graph.sharding(x).sharded_axes();
-    let free = spread.minus(shared(graph, readers, x, factor, graph.nodes[amax].section));
+    let free = spread.minus(shared(graph, uses, x, factor, graph.nodes[amax].section));
     let Some(pieces) = pieces(graph, x, free) else { return };
 
     graph.nodes[amax].op =
@@ -106,9 +134,8 @@ fn split(graph: &mut Graph, readers: &Readers, amax: Node) {
             .into();
     let whole = pieces.sharding();
     let group = spread.minus(pieces.axes());
-    let states: SmallVec<[Value; 2]> =
-        graph.stores.iter().filter(|it| it.value == inverse).map(|it| it.state).collect();
-    for &value in values.iter().chain(&[factor, inverse]).chain(&states) {
+    let states = &uses.states[inverse];
+    for &value in values.iter().chain(&[factor, inverse]).chain(states) {
         graph.values[value].ty.shape = pieces.counts.clone();
         graph.values[value].sharding = Some(whole.clone());
     }
@@ -138,13 +165,10 @@ fn split(graph: &mut Graph, readers: &Readers, amax: Node) {
 }
 
 /// Axes over which the scale of `x` must agree.
-fn shared(graph: &Graph, readers: &Readers, x: Value, scale: Value, section: Section) -> AxisSet {
-    let master = |value: Value| {
-        value == x || graph.stores.iter().any(|it| it.state == value && it.value == x)
-    };
-    if let Section::Prepare | Section::Update = section
-        && let Some(param) = graph.params.iter().find(|it| master(it.value))
-    {
+fn shared(graph: &Graph, uses: &Uses, x: Value, scale: Value, section: Section) -> AxisSet {
+    let readers = &uses.readers;
+    if let (Section::Prepare | Section::Update, Some(index)) = (section, uses.masters[x]) {
+        let param = &graph.params[index];
         let declared = graph.scopes[param.scope].weight_mesh.unwrap_or(graph.weight_mesh);
         let stored = graph.sharding(param.compute).sharded_axes();
         return declared.union(stored.minus(graph.sharding(param.full).sharded_axes()));

@@ -161,8 +161,22 @@ impl QuantMatmul {
         Gemm { m, n: b[0], k, a_strides: [k, 1], b_strides: [1, k] }
     }
 
-    /// How many ranges of the contraction have scales of their own, on local shapes.
-    fn segments(&self, inputs: &[&[usize]]) -> usize {
+    /// The inverse scales of operand 0 or 1 for a range of the contraction, one for each of its `rows`.
+    pub fn inverse_scales<T: Copy>(
+        &self,
+        inputs: &[View<'_, T>],
+        operand: usize,
+        rows: usize,
+        (segment, segments): (usize, usize),
+    ) -> Vec<T> {
+        let (x, scale) = (&inputs[operand], &inputs[operand + 2]);
+        let granule = if operand == 0 { &self.a } else { &self.b };
+        let at = |row| granule.position(x.shape, scale.shape, (row, segment), (rows, segments));
+        (0..rows).map(|row| scale.data[at(row)]).collect()
+    }
+
+    /// How many ranges of the contraction have scales of their own, on operands of these local shapes.
+    pub fn segments(&self, inputs: &[&[usize]]) -> usize {
         let (a, b) = (inputs[0], inputs[1]);
         let rows = a.len() + 1 - b.len();
         let of = |granule: &Granule, scale: &[usize], first: usize| match granule {

@@ -15,7 +15,7 @@ use ir::ops::{Amax, DelayedScale};
 use ir::placement::Sharding;
 use ir::quant::{QuantSpec, Scaling};
 use ir::{BuildError, DType, Op, Section, TensorType, Value};
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::tensor::delayed;
@@ -36,15 +36,14 @@ impl Walk<'_> {
     /// Makes the states of weights codes, and lets gathers move these. Returns what made the numbers that
     /// were there before, which nothing needs any more.
     pub(super) fn store_codes(&mut self) -> FxHashSet<Value> {
-        let mut casts = FxHashSet::default();
+        let mut computed = FxHashSet::default();
         for param in 0..self.gemms.weights.len() {
             let Some(spec) = self.gemms.weights[param] else { continue };
             if !spec.scaling.is_per_tensor() {
-                self.store_blocks(param, spec);
+                computed.insert(self.store_blocks(param, spec));
                 continue;
             }
-            let stale = self.compute_state(param, super::fp8(spec.format));
-            casts.extend(stale.into_iter().map(|it| it.value));
+            computed.insert(self.compute_state(param, super::fp8(spec.format)));
             let graph = &*self.builder.graph;
             let data = graph.params[param].clone();
             let name = graph.values[data.value].name.clone();
@@ -60,12 +59,23 @@ impl Walk<'_> {
             self.codes.insert((data.full, spec), Codes { rows: Some(rows), columns: None });
             self.weights.push(Weight { param, spec, scale_inv, delayed });
         }
+        let sources: FxHashMap<Value, usize> =
+            self.blocks.iter().enumerate().map(|(i, it)| (it.source, i)).collect();
+        let mut casts = FxHashSet::default();
+        self.builder.graph.stores.retain(|it| {
+            let stale = computed.contains(&it.state);
+            if let Some(&block) = sources.get(&it.state) {
+                self.blocks[block].numbers.push((it.section, it.value));
+            } else if stale {
+                casts.insert(it.value);
+            }
+            !stale
+        });
         casts
     }
 
-    /// Lets the state of a weight hold `to`, and its gather move that. Returns what was stored to it before,
-    /// and is no more.
-    pub(super) fn compute_state(&mut self, param: usize, to: DType) -> Vec<Store> {
+    /// The state of a weight, which holds `to` from here on, and is what is gathered.
+    pub(super) fn compute_state(&mut self, param: usize, to: DType) -> Value {
         let graph = &mut *self.builder.graph;
         let data = graph.params[param].clone();
         let compute = match data.compute == data.value {
@@ -82,16 +92,13 @@ impl Walk<'_> {
             }
         };
         let graph = &mut *self.builder.graph;
-        let (stale, kept) =
-            std::mem::take(&mut graph.stores).into_iter().partition(|it| it.state == compute);
-        graph.stores = kept;
         graph.params[param].compute = compute;
         graph.values[compute].ty.dtype = to;
         graph.values[data.full].ty.dtype = to;
         let gather =
             graph.producer(data.full).expect("a weight that is stored as codes is gathered");
         graph.nodes[gather].inputs[0] = compute;
-        stale
+        compute
     }
 
     /// A state of one number.
@@ -105,12 +112,14 @@ impl Walk<'_> {
     /// they are reduced together.
     pub(super) fn quantize_weights(&mut self, section: Section) -> Result<(), BuildError> {
         let mut masters: SmallVec<[(Weight, Value, Value); 8]> = SmallVec::new();
+        let stores = self.builder.graph.stores.iter().filter(|it| it.section == section);
+        let next: FxHashMap<Value, Value> = stores.map(|it| (it.state, it.value)).collect();
         for weight in self.weights.clone() {
             let graph = &self.builder.graph;
             let param = &graph.params[weight.param];
             let master = match section {
                 Section::Prepare => Some(param.value),
-                _ => graph.stores.iter().find(|it| it.state == param.value).map(|it| it.value),
+                _ => next.get(&param.value).copied(),
             };
             let Some(master) = master else { continue };
             self.builder.scope = param.scope;
