@@ -7,7 +7,7 @@ mod workspace;
 
 use std::time::{Duration, Instant};
 
-use ir::graph::{Move, WeightMeshLint};
+use ir::graph::{Move, Name, WeightMeshLint};
 use ir::plan::Plan;
 use ir::{Graph, Phase};
 use passes::{Dump, GRAPH_PASSES, PassError, PassManager, PlanMemory, ScheduleOverlap};
@@ -37,6 +37,8 @@ pub struct Compiled {
     pub moves: Vec<Move>,
     /// What is odd about declared weight meshes.
     pub weight_mesh_lints: Vec<WeightMeshLint>,
+    /// What GEMMs make that a recipe wants quantized and that are not, and why; in program order.
+    pub unquantized: Vec<(Name, String)>,
 }
 
 /// A graph that was not compiled.
@@ -56,22 +58,19 @@ pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError
     let mut manager =
         PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
     match pipeline(graph, options, &mut manager) {
-        Ok((plan, (moves, weight_mesh_lints))) => {
+        Ok((plan, Graph { moves, weight_mesh_lints, unquantized, .. })) => {
             let PassManager { times, dumps, .. } = manager;
-            Ok(Compiled { plan, times, dumps, moves, weight_mesh_lints })
+            Ok(Compiled { plan, times, dumps, moves, weight_mesh_lints, unquantized })
         }
         Err(error) => Err(CompileError { error, dumps: manager.dumps }),
     }
 }
 
-/// What passes report.
-type Reports = (Vec<Move>, Vec<WeightMeshLint>);
-
 fn pipeline(
     mut graph: Graph,
     options: &Options,
     manager: &mut PassManager,
-) -> Result<(Plan, Reports), PassError> {
+) -> Result<(Plan, Graph), PassError> {
     manager.run(&mut graph, GRAPH_PASSES)?;
     let start = Instant::now();
     let mut plan = lower(&graph);
@@ -79,5 +78,5 @@ fn pipeline(
     manager.run(&mut plan, &[&options.schedule])?;
     add_workspaces(&mut plan);
     manager.run(&mut plan, &[&PlanMemory])?;
-    Ok((plan, (graph.moves, graph.weight_mesh_lints)))
+    Ok((plan, graph))
 }
