@@ -74,6 +74,7 @@ fn is_differentiable(kind: OpKind) -> bool {
         OpKind::QuantMatmul,
         OpKind::QuantScale,
         OpKind::Quantize,
+        OpKind::QuantizeBlock,
         OpKind::Sgd,
         OpKind::SumLeading,
         OpKind::SumSquares,

@@ -169,9 +169,10 @@ fn plans_do_not_grow_with_the_mesh() {
     assert!(small.abs_diff(large) < small / 20, "{small} and {large} bytes");
 }
 
-const EXAMPLES: [(&str, &str); 6] = [
+const EXAMPLES: [(&str, &str); 7] = [
     ("mlp", "2x2"),
     ("llama-tiny", "2x4"),
+    ("llama-tiny-fp8", "2x4"),
     ("gpt2-small", "2x4"),
     ("llama3-8b", "2x4"),
     ("llama3-70b", "8x8"),

@@ -7,7 +7,7 @@ mod workspace;
 
 use std::time::{Duration, Instant};
 
-use ir::graph::Move;
+use ir::graph::{Move, Name};
 use ir::plan::Plan;
 use ir::{Graph, Phase};
 use passes::{Dump, GRAPH_PASSES, PassError, PassManager, PlanMemory, ScheduleOverlap};
@@ -35,6 +35,8 @@ pub struct Compiled {
     pub dumps: Vec<Dump>,
     /// What is moved because shardings disagree, in program order.
     pub moves: Vec<Move>,
+    /// What GEMMs make that a recipe wants quantized and that are not, and why; in program order.
+    pub unquantized: Vec<(Name, String)>,
 }
 
 /// A graph that was not compiled.
@@ -54,8 +56,9 @@ pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError
     let mut manager =
         PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
     match pipeline(graph, options, &mut manager) {
-        Ok((plan, moves)) => {
-            Ok(Compiled { plan, times: manager.times, dumps: manager.dumps, moves })
+        Ok((plan, Graph { moves, unquantized, .. })) => {
+            let PassManager { times, dumps, .. } = manager;
+            Ok(Compiled { plan, times, dumps, moves, unquantized })
         }
         Err(error) => Err(CompileError { error, dumps: manager.dumps }),
     }
@@ -65,7 +68,7 @@ fn pipeline(
     mut graph: Graph,
     options: &Options,
     manager: &mut PassManager,
-) -> Result<(Plan, Vec<Move>), PassError> {
+) -> Result<(Plan, Graph), PassError> {
     manager.run(&mut graph, GRAPH_PASSES)?;
     let start = Instant::now();
     let mut plan = lower(&graph);
@@ -73,5 +76,5 @@ fn pipeline(
     manager.run(&mut plan, &[&options.schedule])?;
     add_workspaces(&mut plan);
     manager.run(&mut plan, &[&PlanMemory])?;
-    Ok((plan, graph.moves))
+    Ok((plan, graph))
 }

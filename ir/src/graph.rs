@@ -69,6 +69,9 @@ pub struct Graph {
     pub run: Run,
     /// What `propagate-shardings` decided to move; a report, not part of the program.
     pub moves: Vec<Move>,
+    /// What GEMMs make that a recipe wants quantized and that `quantize` left as they are, and why; a report,
+    /// too.
+    pub unquantized: Vec<(Name, String)>,
 }
 
 /// A value that is moved because the shardings around it disagree, the cheapest way to settle them.
@@ -324,6 +327,7 @@ impl Graph {
             },
             run: Run::default(),
             moves: Vec::new(),
+            unquantized: Vec::new(),
         }
     }
 

@@ -222,6 +222,7 @@ define_ops! {
     quant_matmul::QuantMatmul = "quant_matmul",
     quant_scale::QuantScale = "quant_scale",
     quantize::Quantize = "quantize",
+    quantize_block::QuantizeBlock = "quantize_block",
     reshard::Reshard = "reshard",
     rms_norm::RmsNorm = "rms_norm",
     rms_norm_grad::RmsNormGrad = "rms_norm_grad",

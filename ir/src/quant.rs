@@ -7,7 +7,7 @@ pub mod format;
 pub mod layout;
 pub mod mx;
 pub mod nvfp4;
-mod recipe;
+pub mod recipe;
 pub mod scale;
 
 pub use delayed::{AmaxAlgo, Delayed};

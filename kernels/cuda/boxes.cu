@@ -1,5 +1,5 @@
-// Boxes of tensors, packed for other ranks and unpacked. Macro: V (u16, u32, uint2 or uint4), the unit
-// in which all sizes are counted.
+// Boxes of tensors, packed for other ranks and unpacked. Macro: V (u8, u16, u32, uint2 or uint4), the
+// unit in which all sizes are counted.
 
 #include "common.cuh"
 

@@ -2,7 +2,8 @@
 //
 // Compiled by NVRTC without include folders, so bf16 is done by hand. Arithmetic is in f32 whatever
 // the element type; a store rounds once, to nearest even. Element types come as macros whose values
-// are the names of `ir::DType`: f32, bf16, i32.
+// are the names of `ir::DType`: f32, bf16, i32; those of codes are in `codes.cuh`.
+#pragma once
 
 typedef unsigned char u8;
 typedef unsigned short u16;

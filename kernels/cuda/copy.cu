@@ -1,4 +1,4 @@
-// Parts of rows: `slice_dim`, `pad_dim`, `concat`. Macros: V (u16, u32, uint2 or uint4, in which all
+// Parts of rows: `slice_dim`, `pad_dim`, `concat`. Macros: V (u8, u16, u32, uint2 or uint4, in which all
 // sizes are counted), INDEX (u32 where that can count both sides, or u64).
 
 #include "common.cuh"

@@ -1,7 +1,7 @@
-// `transpose`. Macros: V (u16, u32, uint2 or uint4: what is moved at a time), INDEX (u32 where that can
-// count the elements, or u64), E (u16 or u32: an element).
+// `transpose`. Macros: V (u8, u16, u32, uint2 or uint4: what is moved at a time), INDEX (u32 where that can
+// count the elements, or u64), E (u8, u16 or u32: an element).
 
-#include "common.cuh"
+#include "codes.cuh"
 
 // A dimension of the result, and the distance of its entries on either side.
 struct Dim {
@@ -62,4 +62,31 @@ transpose_tiles(E* to, const E* from, const Dim* dims, int n_dims, i64 n_tiles) 
         }
         __syncthreads();
     }
+}
+
+// A matrix of bytes, a block for each square of it.
+extern "C" __global__ void __launch_bounds__(TILE_THREADS)
+transpose_bytes(u8* to, const u8* from, i64 n_rows, i64 n_columns) {
+    Place place = square(blockIdx.x, n_columns), at = part_of(place);
+    from += at.row * n_columns + at.column;
+    int rows = present(n_rows - at.row), columns = present(n_columns - at.column);
+    u32 x[EACH][2] = {};
+    if (rows > 0 && columns > 0 && n_columns % EACH == 0) {
+        // Rows that are missing are the last one again.
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            uint2 row = *reinterpret_cast<const uint2*>(from);
+            x[i][0] = row.x, x[i][1] = row.y;
+            if (i + 1 < rows) from += n_columns;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+#pragma unroll
+            for (int j = 0; j < EACH; j++) {
+                if (i < rows && j < columns) x[i][j / 4] |= (u32)from[i * n_columns + j] << (8 * (j % 4));
+            }
+        }
+    }
+    store_columns(to, x, place, n_rows, n_columns);
 }

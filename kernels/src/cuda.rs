@@ -6,6 +6,7 @@
 //! write the file here that makes its [`Launch`], add an arm to [`lower`].
 
 mod add;
+mod amax;
 pub mod attention;
 mod boxes;
 mod clip_scale;
@@ -19,6 +20,10 @@ mod launch;
 mod matmul;
 mod norm;
 mod optimizer;
+mod pieces;
+mod quant_matmul;
+mod quant_scale;
+mod quantize;
 mod rope;
 mod sum_leading;
 mod sum_squares;
@@ -42,14 +47,17 @@ pub const GEMM_WORKSPACE: u64 = 64 << 20;
 /// Headers that the sources include, with their text.
 pub const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../cuda/activation.cuh")),
+    ("codes.cuh", include_str!("../cuda/codes.cuh")),
     ("common.cuh", include_str!("../cuda/common.cuh")),
     ("norm.cuh", include_str!("../cuda/norm.cuh")),
+    ("pieces.cuh", include_str!("../cuda/pieces.cuh")),
 ];
 
 /// The sources of our kernels, with their text.
 pub const SOURCES: &[(&str, &str)] = &[
     ("activation.cu", include_str!("../cuda/activation.cu")),
     ("add.cu", include_str!("../cuda/add.cu")),
+    ("amax.cu", include_str!("../cuda/amax.cu")),
     ("attention.cu", include_str!("../cuda/attention.cu")),
     ("bias_add.cu", include_str!("../cuda/bias_add.cu")),
     ("boxes.cu", include_str!("../cuda/boxes.cu")),
@@ -66,6 +74,9 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("norm.cu", include_str!("../cuda/norm.cu")),
     ("norm_grad.cu", include_str!("../cuda/norm_grad.cu")),
     ("optimizer.cu", include_str!("../cuda/optimizer.cu")),
+    ("quant_matmul.cu", include_str!("../cuda/quant_matmul.cu")),
+    ("quant_scale.cu", include_str!("../cuda/quant_scale.cu")),
+    ("quantize.cu", include_str!("../cuda/quantize.cu")),
     ("rope.cu", include_str!("../cuda/rope.cu")),
     ("sum_leading.cu", include_str!("../cuda/sum_leading.cu")),
     ("sum_squares.cu", include_str!("../cuda/sum_squares.cu")),
@@ -109,6 +120,7 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         Op::Activation(_) | Op::ActivationGrad(_) => elementwise::lower(call),
         Op::AdamW(_) | Op::Adam(_) | Op::Sgd(_) => optimizer::lower(calls),
         Op::Add(_) | Op::BiasAdd(_) => add::lower(call),
+        Op::Amax(_) => amax::lower(calls),
         Op::Attention(_) | Op::AttentionGrad(_) => attention::lower(call),
         Op::Cast(_) | Op::Div(_) | Op::Mul(_) | Op::Scale(_) => elementwise::lower(call),
         Op::CeLoss(_) | Op::CeLossGrad(_) => cross_entropy::lower(call),
@@ -116,6 +128,7 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         Op::CrossEntropy(_) => cross_entropy::lower(call),
         Op::ClipScale(_) => clip_scale::lower(call),
         Op::Concat(_) | Op::PadDim(_) | Op::SliceDim(_) => copy::lower(call),
+        Op::DelayedScale(_) | Op::DelayedUpdate(_) => quant_scale::lower(calls),
         Op::Dropout(_) => dropout::lower(call),
         Op::Embedding(_) | Op::EmbeddingGrad(_) => embedding::lower(call),
         Op::Fill(_) | Op::ZerosLike(_) => fill::lower(call),
@@ -123,17 +136,15 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         Op::LayerNorm(_) | Op::LayerNormGrad(_) => norm::lower(call),
         Op::Matmul(_) => matmul::lower(call),
         Op::MergeDims(_) | Op::SplitDim(_) => Ok(elementwise::copy(call)),
+        Op::QuantMatmul(_) => quant_matmul::lower(call),
+        Op::QuantScale(_) => quant_scale::lower(calls),
+        Op::Quantize(_) => quantize::lower(calls),
         Op::RmsNorm(_) | Op::RmsNormGrad(_) => norm::lower(call),
         Op::Rope(_) => rope::lower(call),
         Op::SumLeading(_) => sum_leading::lower(call),
         Op::SumSquares(_) => sum_squares::lower(calls),
         Op::Transpose(_) => transpose::lower(call),
-        Op::Amax(_) | Op::DelayedScale(_) | Op::DelayedUpdate(_) => {
-            Err(Unsupported::new(call, "codes have no kernels"))
-        }
-        Op::QuantMatmul(_) | Op::QuantScale(_) | Op::Quantize(_) => {
-            Err(Unsupported::new(call, "codes have no kernels"))
-        }
+        Op::QuantizeBlock(_) => Err(Unsupported::new(call, "codes in blocks have no kernels")),
         Op::Collective(_) | Op::Reshard(_) => {
             Err(Unsupported::new(call, "data between ranks is moved by the communicator"))
         }
@@ -155,11 +166,24 @@ pub fn batchable(a: &OpCall<'_>, b: &OpCall<'_>) -> bool {
             *a == ir::ops::Sgd { weight_decay: a.weight_decay, ..b.clone() }
         }
         (Op::SumSquares(_), Op::SumSquares(_)) => true,
+        (Op::Amax(_), Op::Amax(_)) => is_one(a.results, 0) && is_one(b.results, 0),
+        (Op::QuantScale(a), Op::QuantScale(b)) => a == b,
+        (Op::DelayedScale(_), Op::DelayedScale(_)) => true,
+        (Op::DelayedUpdate(a), Op::DelayedUpdate(b)) => a == b,
+        (Op::Quantize(x), Op::Quantize(y)) => {
+            let scaled = is_one(a.args, 1) && is_one(b.args, 1);
+            scaled && (x.to, x.copies) == (y.to, y.copies)
+        }
         _ => false,
     };
     let dtypes =
         |a: &[Operand], b: &[Operand]| a.iter().map(|it| it.dtype).eq(b.iter().map(|it| it.dtype));
     same_op && dtypes(a.args, b.args) && dtypes(a.results, b.results)
+}
+
+/// Whether an operand is one number.
+fn is_one(operands: &[Operand], index: usize) -> bool {
+    operands.get(index).is_some_and(|it| launch::elements(it) == 1)
 }
 
 /// An op on one rank's operands.
@@ -288,7 +312,8 @@ pub enum Arg {
 }
 
 /// `out[m, n] = a[m, k] b[k, n] (+ c[m, n]) (+ bias[n])`, all row-major, sums in f32; or its
-/// `gelu_tanh`.
+/// `gelu_tanh`. With scales the operands are FP8 codes, of which `b` is transposed and `a` is not, and
+/// `k` and `n` are multiples of 16.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GemmCall {
     /// Rows of the result; not 0.
@@ -301,6 +326,8 @@ pub struct GemmCall {
     pub a: Matrix,
     /// Second operand.
     pub b: Matrix,
+    /// What codes are multiplied by; of codes only.
+    pub scales: Option<Scales>,
     /// Added to the product, of the result's type; it may be the result's own memory.
     pub c: Option<Pointer>,
     /// Added to every row, of the result's type.
@@ -323,6 +350,37 @@ pub struct Matrix {
     pub dtype: DType,
     /// Stored as `[k, m]` (first operand) or `[n, k]` (second).
     pub transposed: bool,
+}
+
+/// What the codes of a [`GemmCall`] are multiplied by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Scales {
+    /// Those of the first operand.
+    pub a: Scale,
+    /// Those of the second.
+    pub b: Scale,
+    /// Sums may be kept in fewer bits than f32 has; of [`ScaleOf::Tensor`] only.
+    pub fast: bool,
+}
+
+/// Factors of an operand, f32.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Scale {
+    /// Where.
+    pub at: Pointer,
+    /// How many.
+    pub of: ScaleOf,
+}
+
+/// What has a factor of its own, in an operand stored as `[rows, k]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum ScaleOf {
+    /// All of it.
+    Tensor,
+    /// 128 neighbours of a row: `[k / 128, rows]`, whose rows are multiples of 4.
+    Row,
+    /// 128 rows of 128 neighbours: `[rows / 128, k / 128]`, the latter rounded up to a multiple of 4.
+    Block,
 }
 
 /// Attention of `q[batch, s, heads, d]`, `k, v[batch, t, kv_heads, d]`, or its gradient.

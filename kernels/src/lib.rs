@@ -5,12 +5,14 @@
 
 pub mod cuda;
 mod matmul;
+mod quant_matmul;
 
 use ir::Op;
 use ir::ops::{ActivationKind, LocalCx, View, ViewMut};
 
 use matmul::add_f32;
 pub use matmul::matmul_f32;
+use quant_matmul::quant_matmul_f32;
 
 /// Runs an op on one rank's data, in f32; rounding to the result's dtype is the caller's.
 pub fn run_f32(
@@ -32,6 +34,7 @@ pub fn run_f32(
                 out.iter_mut().for_each(|it| *it = ActivationKind::GeluTanh.apply(*it));
             }
         }
+        Op::QuantMatmul(it) => quant_matmul_f32(it, inputs, results[0].data),
         // The reference is the definition of every op, and fast enough for most.
         _ => op.reference(inputs, results, cx),
     }

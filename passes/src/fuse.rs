@@ -219,9 +219,11 @@ impl<'a> Walk<'a> {
         if quantize.copies != Copies::Rows {
             return;
         }
-        quantize.copies = Copies::Both;
         self.n_reads[codes] -= 1;
-        self.hand_over(result, maker, 1);
+        // Where rows are not kept for the backward pass, it quantizes again for columns.
+        let rows = self.n_reads[codes] > 0;
+        quantize.copies = if rows { Copies::Both } else { Copies::Columns };
+        self.hand_over(result, maker, usize::from(rows));
         self.remove(node);
     }
 

@@ -216,6 +216,17 @@ pub const CODES: &[Code] = &[
         fix: "Store the parameter in f32, or freeze it.",
     },
     Code {
+        code: "PL0304",
+        title: "no GEMM multiplies operands quantized like these",
+        text: "A recipe quantizes the two operands of a GEMM in ways that do not go together. Both have one \
+               scale per tensor, or both have blocks of 128, or both are of MXFP8 or NVFP4; not both are E5M2, \
+               and not both have blocks of 128x128.",
+        example: "`Custom(input: (format: E4M3, scaling: Current()), weight: (format: E4M3, scaling: Block(rows: \
+                  128, columns: 128)))`.",
+        fix: "Give both operands scalings of one kind, or leave one of them out: the GEMMs that read it then \
+              stay in the compute type.",
+    },
+    Code {
         code: "PL0401",
         title: "no legal sharding, or no way to it",
         text: "The placements that are pinned leave an op without any layout under which its \

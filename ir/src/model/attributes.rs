@@ -50,10 +50,14 @@ fn unknown_attribute(name: &str, key: &str, known: &[&str]) -> String {
     format!("`{name}` has no attribute `{key}`; {hint}")
 }
 
-/// Ops of a forward pass: neither gradients, nor updates, nor what moves data.
+/// Ops of a forward pass: neither gradients, nor updates, nor what moves data, nor what a recipe asks for.
 pub(super) fn is_forward(kind: OpKind) -> bool {
-    let other = [OpKind::Collective, OpKind::Reshard, OpKind::Adam, OpKind::AdamW, OpKind::Sgd];
-    !other.contains(&kind) && !kind.name().ends_with("_grad")
+    use OpKind::{Adam, AdamW, Amax, Collective, DelayedScale, DelayedUpdate};
+    use OpKind::{QuantMatmul, QuantScale, Quantize, Reshard, Sgd};
+    let update = [Adam, AdamW, Sgd].contains(&kind);
+    let moves = [Collective, Reshard].contains(&kind);
+    let recipe = [Amax, DelayedScale, DelayedUpdate, QuantMatmul, QuantScale, Quantize];
+    !(update || moves || recipe.contains(&kind) || kind.name().ends_with("_grad"))
 }
 
 /// The attributes of an op, as serde knows them.

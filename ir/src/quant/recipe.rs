@@ -48,7 +48,7 @@ macro_rules! recipe {
 
 macro_rules! define_recipes {
     ($($file:ident :: $ty:ident,)*) => {
-        $(mod $file; pub use $file::$ty;)*
+        $(pub mod $file; pub use $file::$ty;)*
 
         /// How the GEMMs of a module are quantized.
         #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -13,7 +13,10 @@ use crate::placement::{AxisSet, Mesh, ReduceOp, Sharding};
 use crate::plan::{
     Buffer, BufferData, Comm, Event, Instruction, Part, PlanParam, Role, StreamKind,
 };
-use crate::quant::{Custom, Format, MXFP8BlockScaling, QuantSpec, Recipe, Scaling};
+use crate::quant::{
+    Custom, DelayedScaling, Float8BlockScaling, Float8CurrentScaling, Format, MXFP8BlockScaling,
+    QuantSpec, Recipe, Scaling,
+};
 use crate::run::{Decay, Run, Schedule};
 use crate::{Builder, DType, Op, TensorType, Value};
 
@@ -532,7 +535,20 @@ fn picks() -> impl Strategy<Value = Vec<Pick>> {
 fn random_graph(picks: &[Pick], phase: u8) -> Graph {
     let mut graph = Graph::new("random", mesh());
     graph.phase = PHASES[phase as usize % 4].0;
-    let child = graph.scopes.push(ScopeData { path: "child".into(), ..ScopeData::default() });
+    let recipe = match phase / 4 % 4 {
+        0 => Recipe::Bf16,
+        1 => Recipe::Float8CurrentScaling(Float8CurrentScaling::default()),
+        2 => Recipe::Float8BlockScaling(Float8BlockScaling {
+            use_f32_scales: true,
+            ..Float8BlockScaling::default()
+        }),
+        _ => Recipe::DelayedScaling(DelayedScaling {
+            amax_history_len: 1 + u32::from(phase),
+            ..DelayedScaling::default()
+        }),
+    };
+    let path = "child".to_string();
+    let child = graph.scopes.push(ScopeData { path, recipe, ..ScopeData::default() });
     let ty = TensorType::new(DType::F32, &[8, 8]);
     let first = graph.add_leaf("x".into(), ty.clone(), Def::Input);
     let mut values = vec![first];

@@ -12,6 +12,9 @@ pub(super) const BOX_WORDS: usize = 14;
 /// Dimensions that the kernel knows.
 const DIMS: usize = 4;
 
+/// What is copied at a time, in bytes.
+const UNITS: [u64; 5] = [16, 8, 4, 2, 1];
+
 /// The most units of a box: the kernel counts them in 32 bits.
 const UNITS_MAX: u64 = 1 << 31;
 
@@ -108,7 +111,7 @@ impl ByteBox {
         let inner = self.dims.last().map_or(0, |it| it.0);
         let outer = self.dims.iter().rev().skip(1).fold(0, |bits, it| bits | it.1 | it.2);
         let bits = self.from.1 | self.to.1 | inner | outer;
-        [16, 8, 4].into_iter().find(|it| bits.is_multiple_of(*it)).unwrap_or(2)
+        UNITS.into_iter().find(|it| bits.is_multiple_of(*it)).unwrap_or(1)
     }
 
     /// Bytes.
@@ -161,7 +164,7 @@ impl Boxes {
 
     /// Adds the launches to a program.
     pub fn finish(self, program: &mut Program) {
-        for unit in [16, 8, 4, 2] {
+        for unit in UNITS {
             let mut parts = Vec::new();
             for it in self.0.iter().filter(|it| it.unit() == unit) {
                 it.clone().parts(unit, &mut parts);
@@ -174,8 +177,8 @@ impl Boxes {
 }
 
 /// What copies boxes, for each unit.
-pub fn functions() -> [Function; 4] {
-    [16, 8, 4, 2].map(function)
+pub fn functions() -> [Function; 5] {
+    UNITS.map(function)
 }
 
 fn function(unit: u64) -> Function {
@@ -183,7 +186,8 @@ fn function(unit: u64) -> Function {
         16 => "V=uint4",
         8 => "V=uint2",
         4 => "V=u32",
-        _ => "V=u16",
+        2 => "V=u16",
+        _ => "V=u8",
     };
     Function { source: "boxes.cu", defines: vec![vector.to_string()], entry: "copy_boxes" }
 }
@@ -272,6 +276,7 @@ mod tests {
         assert_eq!(unit(8, 16, 48), 8);
         assert_eq!(unit(32, 4, 48), 4);
         assert_eq!(unit(32, 16, 6), 2);
+        assert_eq!(unit(32, 16, 7), 1);
     }
 
     /// Of 6 dimensions, or of more units than 32 bits count.

@@ -96,8 +96,8 @@ fn pad(n_rows: u64, row: u64, to: u64, to_pitch: u64) -> Work {
 
 /// The widest unit that divides these numbers of bytes, and the macro that names its type.
 pub(super) fn unit(bytes: &[u64]) -> (u64, String) {
-    let units = [(16, "uint4"), (8, "uint2"), (4, "u32")];
+    let units = [(16, "uint4"), (8, "uint2"), (4, "u32"), (2, "u16")];
     let divides = |unit: u64| bytes.iter().all(|it| it.is_multiple_of(unit));
-    let (unit, name) = units.into_iter().find(|it| divides(it.0)).unwrap_or((2, "u16"));
+    let (unit, name) = units.into_iter().find(|it| divides(it.0)).unwrap_or((1, "u8"));
     (unit, format!("V={name}"))
 }

@@ -43,6 +43,7 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
         k: gemm.k,
         a,
         b,
+        scales: None,
         c: c.map(pointer),
         bias: bias.map(pointer),
         gelu: fused.then_some(result(1)),
@@ -71,7 +72,12 @@ fn takes_gelu(gemm: &Gemm, [a, b]: [Matrix; 2], out: DType) -> bool {
 }
 
 /// `c + bias`, of which either may be missing, as result `to`.
-fn without_product(call: &OpCall<'_>, c: Option<usize>, b: Option<usize>, to: usize) -> Vec<Work> {
+pub(super) fn without_product(
+    call: &OpCall<'_>,
+    c: Option<usize>,
+    b: Option<usize>,
+    to: usize,
+) -> Vec<Work> {
     let out = &call.results[to];
     let start = match c {
         Some(c) => Work::Copy { from: pointer(c), to: result(to), bytes: bytes(out) },

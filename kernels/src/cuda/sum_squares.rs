@@ -1,9 +1,10 @@
-//! Launches for `sum_squares`: parts of all tensors of a batch, then their sums.
+//! Launches for `sum_squares`, and for what else is one number of each tensor: parts of all tensors of a
+//! batch, then of the parts of each.
 //!
 //! ```text
 //! table       5 words for each tensor: x, the result, elements, first part, parts
 //!             1 word for each chunk, as for the optimizers
-//! workspace   an f64 for each part
+//! workspace   a number for each part
 //! ```
 
 use ir::Op;
@@ -18,6 +19,17 @@ const WORDS: usize = 5;
 pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
     let call = &calls[0];
     let Op::SumSquares(_) = call.op else { return Err(Unsupported::new(call, "it has none")) };
+    reduce(calls, "sum_squares.cu", ["sum_squares_parts", "sum_squares"], 8)
+}
+
+/// Launches of two kernels, for parts and for tensors. A part is a number of `width` bytes.
+pub(super) fn reduce(
+    calls: &[OpCall<'_>],
+    source: &'static str,
+    [of_parts, of_tensors]: [&'static str; 2],
+    width: u64,
+) -> Result<Program, Unsupported> {
+    let call = &calls[0];
     let mut table = Vec::new();
     let mut n_parts = 0;
     for (index, call) in calls.iter().enumerate() {
@@ -30,22 +42,19 @@ pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
     }
     table.extend(chunks(calls));
 
-    let function = |entry| Function {
-        source: "sum_squares.cu",
-        defines: vec![typed("X", call.args[0].dtype)],
-        entry,
-    };
+    let function =
+        |entry| Function { source, defines: vec![typed("X", call.args[0].dtype)], entry };
     let tensors = Arg::Pointer(Pointer::Table(0));
     let parts = Arg::Pointer(Pointer::Workspace(0));
     let chunks = Arg::Pointer(Pointer::Table((WORDS * calls.len()) as u32));
     let mut work = Vec::new();
     if n_parts > 0 {
         let args = vec![tensors, chunks, parts];
-        work.push(launch(function("sum_squares_parts"), grid(call, n_parts)?, BLOCK, args));
+        work.push(launch(function(of_parts), grid(call, n_parts)?, BLOCK, args));
     }
-    let of_tensors = grid(call, calls.len() as u64)?;
-    work.push(launch(function("sum_squares"), of_tensors, BLOCK, vec![tensors, parts]));
+    let grid = grid(call, calls.len() as u64)?;
+    work.push(launch(function(of_tensors), grid, BLOCK, vec![tensors, parts]));
     // Never empty, so that the pointer to it is one.
-    let workspace = (n_parts.max(1) * 8).next_multiple_of(256);
+    let workspace = (n_parts.max(1) * width).next_multiple_of(256);
     Ok(Program { workspace, table, ..program(work) })
 }

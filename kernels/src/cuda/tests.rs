@@ -1,7 +1,10 @@
 //! Every op's programs fit their kernels: entries, parameters, pointers, grids.
 
 use ir::TensorType;
-use ir::ops::{BoundAt, GluGrad, GluKind, Matmul, OpKind, RmsNormGrad, Rope, Sample, SumLeading};
+use ir::ops::{
+    Amax, BoundAt, Copies, GluGrad, GluKind, Granule, Matmul, OpKind, QuantMatmul, Quantize,
+    RmsNormGrad, Rope, Sample, SumLeading,
+};
 
 use super::*;
 
@@ -64,7 +67,8 @@ fn pointers(work: &Work) -> Vec<Pointer> {
         }
         Work::Gemm(it) => {
             assert!(it.m > 0 && it.n > 0 && it.k > 0, "{it:?}");
-            let optional = [it.c, it.bias, it.gelu].into_iter().flatten();
+            let scales = it.scales.map_or([None; 2], |it| [it.a, it.b].map(|it| Some(it.at)));
+            let optional = [it.c, it.bias, it.gelu].into_iter().chain(scales).flatten();
             [it.a.at, it.b.at, it.out].into_iter().chain(optional).collect()
         }
         Work::Attention(it) => {
@@ -159,6 +163,9 @@ fn narrow(sample: Sample) -> Sample {
         OpKind::AttentionGrad => operand != 4,
         OpKind::CeStats | OpKind::CeStatsGrad => operand == 0,
         OpKind::CeLoss | OpKind::CeLossGrad | OpKind::ClipScale => false,
+        OpKind::DelayedScale | OpKind::DelayedUpdate | OpKind::QuantScale => false,
+        OpKind::QuantMatmul => false,
+        OpKind::Quantize => operand == 0,
         OpKind::LayerNormGrad => !matches!(operand, 3 | 4),
         OpKind::RmsNormGrad => operand != 3,
         _ => true,
@@ -478,4 +485,165 @@ fn a_heads_features_have_a_limit() {
     let call = OpCall { op: &sample.op, args: &operands, results: &results, bounds: &[] };
     let error = lower(&[call]).expect_err("no kernel has so many registers");
     assert!(error.to_string().contains("heads of 288 features"), "{error}");
+}
+
+/// A product of codes `a` and `b` with these scales.
+fn product(a: &[u64], b: &[u64], scales: [&[u64]; 2], granules: [Granule; 2]) -> Sample {
+    let [a_granule, b_granule] = granules;
+    let op =
+        QuantMatmul { out: DType::Bf16, accumulate: false, fast: true, a: a_granule, b: b_granule };
+    let mut res = Sample::floats(op, &[a, b, scales[0], scales[1]]);
+    res.inputs[0].ty.dtype = DType::E5M2;
+    res.inputs[1].ty.dtype = DType::E4M3;
+    res
+}
+
+#[test]
+fn codes_are_multiplied_with_their_scales() {
+    let tensor = || [Granule::default(), Granule::default()];
+    let program = lowered(&product(&[2, 512, 64], &[48, 64], [&[], &[]], tensor()));
+    let [Work::Gemm(gemm)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!((gemm.m, gemm.n, gemm.k), (1024, 48, 64));
+    assert!(!gemm.a.transposed && gemm.b.transposed, "both contract their last dims");
+    let scale = |operand| Scale { at: Pointer::Arg(operand), of: ScaleOf::Tensor };
+    assert_eq!(gemm.scales, Some(Scales { a: scale(2), b: scale(3), fast: true }));
+    // Rows of 24 bytes, 40 columns: cuBLASLt takes neither.
+    for (a, b) in [([5, 24], [48, 24]), ([5, 64], [40, 64])] {
+        let program = lowered(&product(&a, &b, [&[], &[]], tensor()));
+        let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+        assert_eq!(launch.function.defines, ["A=e5m2", "B=e4m3", "OUT=bf16"]);
+        assert_eq!(launch.args[11..], [a[1], a[1]].map(|it| Arg::I64(it as i64)));
+    }
+}
+
+/// Five blocks in a row are eight for cuBLASLt, whose workspace is in front.
+#[test]
+fn rows_of_blocks_are_as_long_as_the_library_wants() {
+    let granules = || [Granule::Row, Granule::Block];
+    let of = |k: u64, a_scale: &[u64], b_scale: &[u64]| {
+        lowered(&product(&[64, k], &[256, k], [a_scale, b_scale], granules()))
+    };
+    let program = of(640, &[5, 64], &[2, 5]);
+    let [Work::Launch(pad), Work::Gemm(gemm)] = program.work.as_slice() else {
+        panic!("{program:?}")
+    };
+    let to = Pointer::Workspace(GEMM_WORKSPACE);
+    assert_eq!(pad.args[..2], [to, Pointer::Arg(3)].map(Arg::Pointer));
+    assert_eq!(pad.args[2..], [5, 0, 8, 16].map(Arg::U32));
+    let scales = gemm.scales.expect("codes have scales");
+    assert_eq!(scales.a, Scale { at: Pointer::Arg(2), of: ScaleOf::Row });
+    assert_eq!(scales.b, Scale { at: to, of: ScaleOf::Block });
+    assert!(!scales.fast, "there are no fast sums of blocks");
+    assert_eq!(program.workspace, GEMM_WORKSPACE + 256);
+    let program = of(512, &[4, 64], &[2, 4]);
+    let [Work::Gemm(gemm)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!(gemm.scales.map(|it| it.b.at), Some(Pointer::Arg(3)));
+}
+
+#[track_caller]
+fn check_refused(sample: &Sample, why: &str) {
+    let args: Vec<Operand> = sample.inputs.iter().map(|it| operand(&it.ty)).collect();
+    let types: Vec<&TensorType> = sample.inputs.iter().map(|it| &it.ty).collect();
+    let results = sample.op.infer(&types).expect("a sample is well-typed");
+    let results: Vec<Operand> = results.iter().map(operand).collect();
+    let call = OpCall { op: &sample.op, args: &args, results: &results, bounds: &[] };
+    let error = lower(&[call]).expect_err("no kernel is fast enough").to_string();
+    assert!(error.contains(why), "{error}");
+}
+
+#[test]
+fn large_products_that_the_library_does_not_take_are_refused() {
+    let tensor = || [Granule::default(), Granule::default()];
+    let odd = product(&[8192, 4100], &[4096, 4100], [&[], &[]], tensor());
+    check_refused(&odd, "contracted size is 4100");
+    let odd = product(&[8192, 4096], &[4100, 4096], [&[], &[]], tensor());
+    check_refused(&odd, "4100");
+    let pieces = [Granule::Tensor(vec![0]), Granule::default()];
+    let many = product(&[8192, 4096], &[4096, 4096], [&[4], &[]], pieces);
+    check_refused(&many, "operand 0 has 4 scales on this rank");
+    let mut small = product(&[16, 16], &[16, 16], [&[], &[]], tensor());
+    small.inputs[1].ty.dtype = DType::E5M2;
+    check_refused(&small, "make one of them e4m3");
+}
+
+#[test]
+fn codes_with_columns_are_made_of_squares() {
+    let make = |copies, shape: &[u64]| {
+        let op = Quantize { to: DType::E4M3, copies, pieces: vec![] };
+        lowered(&Sample::floats(op, &[shape, &[]]))
+    };
+    // 3 x 2 squares of [300, 200].
+    let program = make(Copies::Both, &[3, 100, 200]);
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!((launch.function.entry, launch.grid), ("quantize_squares", [6, 1, 1]));
+    let pointers = [Pointer::Arg(0), Pointer::Arg(1), Pointer::Result(0), Pointer::Result(1)];
+    assert_eq!(program.table[..4], pointers.map(Word::Pointer));
+    assert_eq!(program.table[4..], [300, 200].map(Word::Value));
+    let program = make(Copies::Columns, &[300, 200]);
+    assert_eq!(program.table[2..4], [Word::Value(0), Word::Pointer(Pointer::Result(0))]);
+    let program = make(Copies::Rows, &[300, 200]);
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!((launch.function.entry, launch.grid), ("quantize_rows", [2, 1, 1]));
+    assert_eq!(program.table[2..4], [Word::Pointer(Pointer::Result(0)), Word::Value(0)]);
+}
+
+/// Weights are quantized together, each with its own squares.
+#[test]
+fn one_launch_quantizes_many_tensors() {
+    let op: Op = Quantize { to: DType::E4M3, copies: Copies::Both, pieces: vec![] }.into();
+    let operand = |dtype, shape: &[usize]| Operand { dtype, shape: SmallVec::from_slice(shape) };
+    let operands = [[129, 5], [1, 128]].map(|shape| {
+        let args = [operand(DType::Bf16, &shape), operand(DType::F32, &[])];
+        let results = [shape, [shape[1], shape[0]]].map(|it| operand(DType::E4M3, &it));
+        (args, results)
+    });
+    let calls =
+        operands.each_ref().map(|(args, results)| OpCall { op: &op, args, results, bounds: &[] });
+    let program = lower(&calls).unwrap_or_else(|it| panic!("{it}"));
+    check(&program, 4, 4);
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!(launch.grid, [3, 1, 1]);
+    assert_eq!(program.table[12..], [0, 1 << 32, 1].map(Word::Value));
+}
+
+/// A batch has one number of each tensor, so that each has a row of the table.
+#[test]
+fn tensors_with_several_scales_are_not_batched() {
+    let amax: Op = Amax { pieces: vec![(0, 2)] }.into();
+    let quantize: Op = Quantize { to: DType::E4M3, copies: Copies::Rows, pieces: vec![0] }.into();
+    for (n, batched) in [(1, true), (2, false)] {
+        let operand = |dtype, n| Operand { dtype, shape: SmallVec::from_slice(&[n]) };
+        let (x, scale) = (operand(DType::Bf16, 8), operand(DType::F32, n));
+        let (args, codes) = ([x, scale.clone()], [operand(DType::E4M3, 8)]);
+        let scale = [scale];
+        let call = OpCall { op: &amax, args: &args[..1], results: &scale, bounds: &[] };
+        assert_eq!(batchable(&call, &call), batched);
+        let call = OpCall { op: &quantize, args: &args, results: &codes, bounds: &[] };
+        assert_eq!(batchable(&call, &call), batched);
+    }
+}
+
+#[test]
+fn a_matrix_of_codes_is_transposed_in_squares() {
+    let transposed = |dtype| {
+        let mut sample = Sample::floats(ir::ops::Transpose { perm: vec![1, 0] }, &[&[300, 200]]);
+        sample.inputs[0].ty.dtype = dtype;
+        lowered(&sample)
+    };
+    let program = transposed(DType::E4M3);
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!((launch.function.entry, launch.grid), ("transpose_bytes", [6, 1, 1]));
+    assert_eq!(launch.args[2..], [300, 200].map(Arg::I64));
+    let program = transposed(DType::Bf16);
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!(launch.function.entry, "transpose_tiles");
+}
+
+#[test]
+fn codes_are_sliced_at_any_byte() {
+    let mut sample = Sample::floats(ir::ops::SliceDim { dim: 1, start: 3, len: 50 }, &[&[33, 67]]);
+    sample.inputs[0].ty.dtype = DType::E4M3;
+    let program = lowered(&sample);
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!(launch.function.defines[0], "V=u8");
 }

@@ -5,8 +5,9 @@ use ir::Op;
 use crate::cuda::copy::unit;
 use crate::cuda::elementwise::copy;
 use crate::cuda::launch::{
-    BLOCK, arg, blocks, bytes, elements, index, index_arg, launch, program, result, size,
+    BLOCK, arg, blocks, bytes, elements, grid, index, index_arg, launch, program, result, size,
 };
+use crate::cuda::quantize::{self, squares};
 use crate::cuda::{Arg, Function, OpCall, Pointer, Program, Unsupported, Word};
 
 /// Rows and columns of a tile of `transpose_tiles`.
@@ -20,6 +21,10 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     match dims.as_slice() {
         [] | [_] => Ok(copy(call)),
         [.., last] if last.from == 1 => Ok(rows(call, &dims)),
+        // A matrix: its rows are the columns of the result.
+        [columns, rows] if call.results[0].dtype.bytes() == 1 => {
+            matrix_of_bytes(call, rows.size, columns.size)
+        }
         _ => Ok(tiles(call, dims)),
     }
 }
@@ -103,8 +108,22 @@ fn tiles(call: &OpCall<'_>, mut dims: Vec<Dim>) -> Program {
     res
 }
 
+/// The transpose of a matrix of bytes.
+fn matrix_of_bytes(call: &OpCall<'_>, n_rows: u64, n_columns: u64) -> Result<Program, Unsupported> {
+    let defines = vec!["V=u8".to_string(), "INDEX=u64".to_string(), element(1)];
+    let function = Function { source: "transpose.cu", defines, entry: "transpose_bytes" };
+    let args = vec![result(0), arg(0), size(n_rows), size(n_columns)];
+    let grid = grid(call, squares(n_rows, n_columns))?;
+    Ok(program([launch(function, grid, quantize::BLOCK, args)]))
+}
+
 fn element(width: u64) -> String {
-    (if width == 2 { "E=u16" } else { "E=u32" }).to_string()
+    let name = match width {
+        1 => "E=u8",
+        2 => "E=u16",
+        _ => "E=u32",
+    };
+    name.to_string()
 }
 
 #[cfg(test)]

@@ -1,3 +1,5 @@
+//! Operands, accumulation and errors of each recipe.
+
 use super::*;
 
 /// The default of a recipe in RON, as a user states it.

@@ -9,6 +9,7 @@
 //! b [k, n]         n x k, leading dimension n   none
 //! b^T [n, k]       k x n, leading dimension k   transpose
 //! out, c [m, n]    n x m, leading dimension n
+//! scales           A's are those of our `b`, B's those of our `a`
 //! bias [n]         one value a row: cuBLASLt's own bias
 //! gelu [m, n]      n x m, leading dimension n: cuBLASLt's auxiliary output
 //! ```
@@ -23,13 +24,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::cublaslt::sys::{
     cublasComputeType_t, cublasLtContext, cublasLtEpilogue_t, cublasLtHandle_t,
     cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as DescAttribute,
-    cublasLtMatmulDescOpaque_t, cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
-    cublasLtMatmulPreferenceAttributes_t as PrefAttribute, cublasLtMatmulPreferenceOpaque_t,
-    cublasLtMatrixLayout_t, cublasLtMatrixLayoutOpaque_t, cublasLtReductionScheme_t,
-    cublasStatus_t, cudaDataType, cudaStream_t,
+    cublasLtMatmulDescOpaque_t, cublasLtMatmulHeuristicResult_t, cublasLtMatmulMatrixScale_t,
+    cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as PrefAttribute,
+    cublasLtMatmulPreferenceOpaque_t, cublasLtMatrixLayout_t, cublasLtMatrixLayoutOpaque_t,
+    cublasLtReductionScheme_t, cublasStatus_t, cudaDataType, cudaStream_t,
 };
 use ir::DType;
-use kernels::cuda::{GEMM_WORKSPACE, GemmCall, Matrix, Pointer};
+use kernels::cuda::{GEMM_WORKSPACE, GemmCall, Matrix, Pointer, ScaleOf};
 
 use crate::backend::cuda::driver::{CudaStream, Device};
 use crate::backend::cuda::handles::PerDevice;
@@ -93,6 +94,8 @@ struct Problem {
     /// Element type, and whether it is stored transposed.
     a: (DType, bool),
     b: (DType, bool),
+    /// What has scales of their own in codes, and whether their sums are fast.
+    scales: Option<([ScaleOf; 2], bool)>,
     out: DType,
     accumulate: bool,
     bias: bool,
@@ -108,6 +111,7 @@ impl Problem {
             k: call.k,
             a: stored(&call.a),
             b: stored(&call.b),
+            scales: call.scales.map(|it| ([it.a.of, it.b.of], it.fast)),
             out: call.out_dtype,
             accumulate: call.c.is_some(),
             bias: call.bias.is_some(),
@@ -117,10 +121,13 @@ impl Problem {
 
     /// Whether cuBLASLt multiplies such types.
     fn check_types(&self) -> Result<(), RunError> {
-        match (self.a.0, self.b.0, self.out) {
-            (DType::Bf16, DType::Bf16, DType::Bf16 | DType::F32) => Ok(()),
-            (DType::F32, DType::F32, DType::F32) => Ok(()),
-            _ => Err(self.refused("cuBLASLt multiplies bf16 by bf16, or f32 by f32 into f32")),
+        use DType::{Bf16, E4M3, E5M2, F32};
+        match (self.a.0, self.b.0, self.out, self.scales.is_some()) {
+            (Bf16, Bf16, Bf16 | F32, false) | (F32, F32, F32, false) => Ok(()),
+            (E4M3, E4M3 | E5M2, Bf16 | F32, true) | (E5M2, E4M3, Bf16 | F32, true) => Ok(()),
+            _ => Err(self.refused(
+                "cuBLASLt multiplies bf16 by bf16, f32 by f32 into f32, or e4m3 by e4m3 or e5m2",
+            )),
         }
     }
 
@@ -129,7 +136,8 @@ impl Problem {
     }
 }
 
-/// `bf16[8192, 4096] bf16[6144, 4096]^T -> f32 + c + bias, gelu`: operands as stored.
+/// `bf16[8192, 4096] bf16[6144, 4096]^T -> f32 + c + bias, gelu`: operands as stored. Of codes it says how
+/// they are scaled: `e4m3[8192, 4096] e4m3[6144, 4096]^T, scales tensor x tensor, fast -> bf16`.
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let operand =
@@ -138,10 +146,31 @@ impl fmt::Display for Problem {
                 true => format!("{}[{cols}, {rows}]^T", dtype.name()),
             };
         let (a, b) = (operand(self.a, self.m, self.k), operand(self.b, self.k, self.n));
-        write!(f, "{a} {b} -> {}", self.out.name())?;
+        write!(f, "{a} {b}")?;
+        if let Some(([a, b], fast)) = self.scales {
+            write!(f, ", scales {} x {}", scale_name(a), scale_name(b))?;
+            f.write_str(if fast { ", fast" } else { "" })?;
+        }
+        write!(f, " -> {}", self.out.name())?;
         f.write_str(if self.accumulate { " + c" } else { "" })?;
         f.write_str(if self.bias { " + bias" } else { "" })?;
         f.write_str(if self.gelu { ", gelu" } else { "" })
+    }
+}
+
+fn scale_name(of: ScaleOf) -> &'static str {
+    match of {
+        ScaleOf::Tensor => "tensor",
+        ScaleOf::Row => "row",
+        ScaleOf::Block => "block",
+    }
+}
+
+fn scale_mode(of: ScaleOf) -> cublasLtMatmulMatrixScale_t {
+    match of {
+        ScaleOf::Tensor => cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F,
+        ScaleOf::Row => cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+        ScaleOf::Block => cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
     }
 }
 
@@ -233,6 +262,12 @@ impl Descriptors {
         res.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &transpose(b.1))?;
         res.set(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &transpose(a.1))?;
         res.set(DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue(&problem))?;
+        if let Some(([of_a, of_b], fast)) = problem.scales {
+            res.set(DescAttribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &i8::from(fast))?;
+            res.set(DescAttribute::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &scale_mode(of_b))?;
+            res.set(DescAttribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &scale_mode(of_a))?;
+            res.set_scales([u64::from(ALIGNMENT); 2])?;
+        }
         // The heuristic looks at the alignment of addresses, which are known only when it runs.
         if problem.bias {
             res.set_bias(u64::from(ALIGNMENT))?;
@@ -251,6 +286,12 @@ impl Descriptors {
             self.lt,
             cublasLtMatmulDescSetAttribute(self.operation.raw, attribute, value, size_of::<T>())
         )
+    }
+
+    /// Scales of our `a` and `b`.
+    fn set_scales(&self, [a, b]: [u64; 2]) -> Result<(), RunError> {
+        self.set(DescAttribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &b)?;
+        self.set(DescAttribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &a)
     }
 
     fn set_bias(&self, address: u64) -> Result<(), RunError> {
@@ -347,6 +388,9 @@ impl Descriptors {
             workspace.1 >= algorithm.workspace as u64,
             "a GEMM has the workspace that the plan gives to every GEMM"
         );
+        if let Some(scales) = at.scales {
+            self.set_scales(scales)?;
+        }
         if let Some(bias) = at.bias {
             self.set_bias(bias)?;
         }
@@ -372,7 +416,7 @@ impl Descriptors {
                 self.out.raw,
                 &algorithm.algorithm,
                 workspace.0 as *mut c_void,
-                workspace.1 as usize,
+                workspace.1.min(GEMM_WORKSPACE) as usize,
                 stream.0.cast(),
             )
         )
@@ -462,6 +506,8 @@ fn algorithm_from(bytes: &[u8]) -> Option<cublasLtMatmulAlgo_t> {
 struct Addresses {
     a: u64,
     b: u64,
+    /// Those of `a`, those of `b`.
+    scales: Option<[u64; 2]>,
     c: Option<u64>,
     bias: Option<u64>,
     gelu: Option<u64>,
@@ -472,7 +518,7 @@ struct Addresses {
 #[derive(Debug)]
 pub struct Gemm {
     call: GemmCall,
-    /// A run puts the addresses of the bias and of the activated sum there.
+    /// A run puts the addresses of scales, of the bias and of the activated sum there.
     descriptors: Mutex<Descriptors>,
     algorithm: Algorithm,
 }
@@ -506,6 +552,7 @@ impl Gemm {
         let at = Addresses {
             a: addresses(self.call.a.at),
             b: addresses(self.call.b.at),
+            scales: self.call.scales.map(|it| [it.a.at, it.b.at].map(addresses)),
             c: self.call.c.map(addresses),
             bias: self.call.bias.map(addresses),
             gelu: self.call.gelu.map(addresses),
@@ -518,6 +565,8 @@ impl Gemm {
 
 #[cfg(test)]
 mod tests {
+    use kernels::cuda::{Scale, Scales};
+
     use super::*;
 
     fn call() -> GemmCall {
@@ -527,6 +576,7 @@ mod tests {
             k: 4096,
             a: Matrix { at: Pointer::Arg(0), dtype: DType::Bf16, transposed: false },
             b: Matrix { at: Pointer::Arg(1), dtype: DType::Bf16, transposed: true },
+            scales: None,
             c: Some(Pointer::Arg(2)),
             bias: None,
             gelu: None,
@@ -544,6 +594,35 @@ mod tests {
         mlp.out_dtype = DType::Bf16;
         let text = "bf16[8192, 4096] bf16[6144, 4096]^T -> bf16 + bias, gelu";
         assert_eq!(Problem::of(&mlp).to_string(), text);
+    }
+
+    /// Its key in the cache: of two that differ in any way.
+    #[test]
+    fn a_problem_of_codes_names_their_scales() {
+        let mut it = call();
+        (it.a.dtype, it.b.dtype, it.c) = (DType::E5M2, DType::E4M3, None);
+        let scale = |of| Scale { at: Pointer::Arg(2), of };
+        let (a, b) = (scale(ScaleOf::Row), scale(ScaleOf::Block));
+        it.scales = Some(Scales { a, b, fast: false });
+        let text = "e5m2[8192, 4096] e4m3[6144, 4096]^T, scales row x block -> f32";
+        assert_eq!(Problem::of(&it).to_string(), text);
+        let tensor = scale(ScaleOf::Tensor);
+        it.scales = Some(Scales { a: tensor, b: tensor, fast: true });
+        let text = "e5m2[8192, 4096] e4m3[6144, 4096]^T, scales tensor x tensor, fast -> f32";
+        assert_eq!(Problem::of(&it).to_string(), text);
+        assert_eq!(Problem::of(&it).check_types().ok(), Some(()));
+        it.scales = None;
+        assert!(Problem::of(&it).check_types().is_err(), "codes have scales");
+        it.b.dtype = DType::E5M2;
+        it.scales = Some(Scales { a: tensor, b: tensor, fast: true });
+        assert!(Problem::of(&it).check_types().is_err(), "one is e4m3");
+    }
+
+    /// As in cublasLt.h: SCALAR_32F, VEC128_32F, BLK128x128_32F.
+    #[test]
+    fn each_kind_of_scale_has_a_mode() {
+        let modes = [ScaleOf::Tensor, ScaleOf::Row, ScaleOf::Block].map(|it| scale_mode(it) as u32);
+        assert_eq!(modes, [0, 4, 5]);
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! What is checked: the samples of every op, and larger random cases where kernels take other paths.
 
+mod codes;
+
 use ir::ops::{
     Activation, ActivationGrad, ActivationKind, Adam, AdamW, Add, Attention, AttentionGrad,
     BiasAdd, Cast, CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, CrossEntropy, Dropout,
@@ -26,8 +28,45 @@ pub(super) struct Call {
     pub bounds: Option<Vec<LocalBound>>,
     /// Operand, dim and extent of what is followed by padding.
     padded: Option<(usize, usize, usize)>,
+    /// Operands that hold something else than random numbers.
+    contents: Vec<(usize, Content)>,
     /// For its gradient: the op whose results on the first operands are the next ones.
     forward: Option<Op>,
+}
+
+/// What an operand may hold instead.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Content {
+    /// Numbers of all sizes, infinities, zeros, and what is no number.
+    Wide,
+    /// The same without signs.
+    Magnitudes,
+    /// One number.
+    All(f64),
+}
+
+impl Content {
+    fn put(self, tensor: &mut Tensor<f64>) {
+        if let Content::All(it) = self {
+            return tensor.data.fill(it);
+        }
+        for (i, it) in tensor.data.iter_mut().enumerate() {
+            // Most are within a factor of 2^20; few are beyond the range of f32 or below its normal numbers.
+            let far = i % 53 == 5;
+            let exponent = if far { (i * 7 % 300) as i32 - 150 } else { (i * 11 % 41) as i32 - 20 };
+            *it = match i % 997 {
+                3 => f64::NAN,
+                4 => 0.0,
+                5 => -0.0,
+                500 => f64::INFINITY,
+                501 => f64::NEG_INFINITY,
+                _ => *it * 2f64.powi(exponent),
+            };
+            if self == Content::Magnitudes {
+                *it = it.abs();
+            }
+        }
+    }
 }
 
 /// Larger than a block and than a vector of any kernel, and a multiple of neither.
@@ -49,6 +88,7 @@ pub(super) fn cases() -> Vec<Case> {
         matmul(),
         attention(),
         optimizers(),
+        codes::codes(),
     ];
     samples.chain(larger.into_iter().flatten()).collect()
 }
@@ -63,6 +103,9 @@ fn stays_f32(kind: OpKind, operand: usize, n_operands: usize) -> bool {
     match kind {
         OpKind::CeLoss | OpKind::CeLossGrad | OpKind::ClipScale => true,
         OpKind::CeStats | OpKind::CeStatsGrad => operand > 0,
+        OpKind::DelayedScale | OpKind::DelayedUpdate => true,
+        OpKind::QuantMatmul | OpKind::QuantScale => true,
+        OpKind::Quantize => operand > 0,
         OpKind::AttentionGrad => operand == 4,
         OpKind::RmsNormGrad => operand == 3,
         OpKind::LayerNormGrad => operand == 3 || operand == 4,
@@ -96,7 +139,7 @@ fn one(call: Call, dtype: DType) -> Case {
 
 fn call(sample: &Sample) -> Call {
     let (op, inputs) = (sample.op.clone(), sample.inputs.clone());
-    Call { op, inputs, bounds: None, padded: None, forward: None }
+    Call { op, inputs, bounds: None, padded: None, contents: Vec::new(), forward: None }
 }
 
 /// Random floats of these shapes, in both types.
@@ -382,6 +425,12 @@ impl Case {
         self
     }
 
+    /// The case with something else in an operand.
+    fn holding(mut self, operand: usize, content: Content) -> Case {
+        self.calls[0].contents.push((operand, content));
+        self
+    }
+
     /// The gradient of an attention, with the results that it has.
     fn attention_grad(&self, causal: bool, head_dim: u64) -> Case {
         let mut call = self.calls[0].clone();
@@ -399,6 +448,12 @@ impl Case {
 }
 
 impl Call {
+    /// Whether operands are random numbers, all of them finite.
+    #[cfg(test)]
+    pub fn is_random(&self) -> bool {
+        self.contents.is_empty()
+    }
+
     /// Types of the operands.
     pub fn types(&self) -> impl Iterator<Item = &TensorType> {
         self.inputs.iter().map(|it| &it.ty)
@@ -408,6 +463,9 @@ impl Call {
     pub fn operands(&self) -> Vec<Tensor<f64>> {
         let tensors = self.inputs.iter().enumerate();
         let mut res: Vec<Tensor<f64>> = tensors.map(|(i, it)| it.tensor(i as u64)).collect();
+        for &(operand, content) in &self.contents {
+            content.put(&mut res[operand]);
+        }
         if let Some((operand, dim, extent)) = self.padded {
             zero_beyond(&mut res[operand], dim, extent);
         }

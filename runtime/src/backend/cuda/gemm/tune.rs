@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use kernels::cuda::{GEMM_WORKSPACE, GemmCall};
+use kernels::cuda::{GEMM_WORKSPACE, GemmCall, ScaleOf};
 
 use super::{ALIGNMENT, Addresses, Algorithm, CublasLt, Descriptors, Problem, version};
 use crate::backend::cuda::cache::Cache;
@@ -107,6 +107,8 @@ fn measure_all(
 struct Scratch {
     a: u64,
     b: u64,
+    /// Those of `a`, those of `b`.
+    scales: [u64; 2],
     out: u64,
     bias: u64,
     /// Empty where nothing is activated.
@@ -126,9 +128,14 @@ impl Scratch {
             end = (at + bytes).next_multiple_of(u64::from(ALIGNMENT));
             at
         };
+        let of = problem.scales.map(|it| it.0);
         Scratch {
             a: take(m, k, a.0.bytes()),
             b: take(k, n, b.0.bytes()),
+            scales: [
+                take(1, of.map_or(0, |it| n_scales(it[0], m, k)), 4),
+                take(1, of.map_or(0, |it| n_scales(it[1], n, k)), 4),
+            ],
             out: take(m, n, out.bytes()),
             bias: take(1, n, out.bytes()),
             gelu: take(if problem.gelu { m } else { 0 }, n, out.bytes()),
@@ -142,11 +149,22 @@ impl Scratch {
         Addresses {
             a: base + self.a,
             b: base + self.b,
+            scales: problem.scales.map(|_| self.scales.map(|it| base + it)),
             c: problem.accumulate.then_some(base + self.out),
             bias: problem.bias.then_some(base + self.bias),
             gelu: problem.gelu.then_some(base + self.gelu),
             out: base + self.out,
         }
+    }
+}
+
+/// Scales of a matrix `[rows, k]`.
+fn n_scales(of: ScaleOf, rows: usize, k: usize) -> usize {
+    let blocks = k.div_ceil(128);
+    match of {
+        ScaleOf::Tensor => 1,
+        ScaleOf::Row => rows * blocks,
+        ScaleOf::Block => rows.div_ceil(128) * blocks.next_multiple_of(4),
     }
 }
 
@@ -235,7 +253,8 @@ fn choice(medians: &[f32]) -> usize {
 }
 
 /// Fills memory with numbers between -1 and 1 of mixed size. Zeros would draw less power and so run
-/// faster. As f32, two bf16 are a number of the size of the second.
+/// faster. As f32, two bf16 are a number of the size of the second; as FP8, a bf16 is two numbers of less
+/// than 2.
 fn fill(memory: &DeviceMemory) -> Result<(), RunError> {
     const TILE: u64 = 8 << 20;
     let tile = numbers((TILE / 2) as usize);
@@ -257,7 +276,8 @@ fn numbers(n: usize) -> Vec<u16> {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let unit = (state >> 40) as f32 / (1 << 24) as f32;
-        half::bf16::from_f32(2.0 * unit - 1.0).to_bits()
+        // Without this bit the lower byte is no code of NaN.
+        half::bf16::from_f32(2.0 * unit - 1.0).to_bits() & !0x40
     };
     (0..n).map(number).collect()
 }
@@ -303,6 +323,7 @@ impl Known {
 #[cfg(test)]
 mod tests {
     use ir::DType;
+    use ir::quant::Format;
 
     use super::*;
     use crate::backend::cuda::cache::tests::Temporary;
@@ -310,7 +331,8 @@ mod tests {
     fn problem(m: usize) -> Problem {
         let (a, b) = ((DType::Bf16, true), (DType::Bf16, false));
         let (accumulate, bias, gelu) = (true, true, false);
-        Problem { m, n: 3, k: 5, a, b, out: DType::F32, accumulate, bias, gelu }
+        let scales = None;
+        Problem { m, n: 3, k: 5, a, b, scales, out: DType::F32, accumulate, bias, gelu }
     }
 
     #[test]
@@ -356,6 +378,10 @@ mod tests {
         assert_eq!(it.bytes, 1024 + (64 << 20));
         let at = it.addresses(1 << 20, &problem(7));
         assert_eq!((at.c, at.bias, at.gelu), (Some(at.out), Some((1 << 20) + 768), None));
+        // 7 scales of 5 numbers, 3 of 5, which do not fill a block.
+        let codes = Problem { scales: Some(([ScaleOf::Row, ScaleOf::Block], false)), ..problem(7) };
+        let it = Scratch::of(&codes);
+        assert_eq!((it.scales, it.out), ([512, 768], 1024));
         let mlp = Problem { accumulate: false, gelu: true, ..problem(7) };
         let it = Scratch::of(&mlp);
         assert_eq!([it.gelu, it.workspace], [1024, 1280]);
@@ -363,11 +389,15 @@ mod tests {
     }
 
     #[test]
-    fn numbers_to_measure_with_are_finite_in_both_types() {
+    fn numbers_to_measure_with_are_finite_in_all_types() {
         let bits = numbers(1 << 12);
         let bf16 = bits.iter().map(|&it| half::bf16::from_bits(it).to_f32());
         let f32 =
             bits.chunks(2).map(|it| f32::from_bits(u32::from(it[1]) << 16 | u32::from(it[0])));
         assert!(bf16.chain(f32).all(|it| it.abs() <= 1.01));
+        let codes = bits.iter().flat_map(|it| it.to_le_bytes());
+        let numbers =
+            codes.flat_map(|it| [Format::E4M3, Format::E5M2].map(|format| format.decode(it)));
+        assert!(numbers.into_iter().all(|it| it.abs() < 2.0));
     }
 }

@@ -1,0 +1,230 @@
+//! FP8: scales, codes, their products, and what moves bytes.
+
+use ir::DType;
+use ir::ops::{
+    Amax, Concat, Copies, DelayedScale, DelayedUpdate, Fill, Granule, Op, PadDim, QuantMatmul,
+    QuantScale, Quantize, Sample, SliceDim, Transpose, Values,
+};
+use ir::quant::AmaxAlgo;
+
+use super::{Case, Content, SIZES, call, in_both, one};
+
+const FORMATS: [DType; 2] = [DType::E4M3, DType::E5M2];
+
+pub(super) fn codes() -> Vec<Case> {
+    [amax(), scales(), updates(), quantize(), moves(), matmul(), matmul_in_blocks()]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// One program for as many of these cases, which are in f32 and bf16 in turns, as there are of a type.
+fn batches(cases: &[Case]) -> Vec<Case> {
+    let of = |dtype: DType| {
+        let calls: Vec<_> =
+            cases.iter().filter(|it| it.dtype == dtype).flat_map(|it| it.calls.clone()).collect();
+        Case { calls, dtype }
+    };
+    [DType::F32, DType::Bf16].map(of).into_iter().filter(|it| it.calls.len() > 1).collect()
+}
+
+fn amax() -> Vec<Case> {
+    let mut res: Vec<Case> = SIZES
+        .iter()
+        .flat_map(|&n| in_both(Sample::floats(Amax::default(), &[&[n]])))
+        .map(|it| it.holding(0, Content::Wide))
+        .collect();
+    res.extend(batches(&res));
+    for content in [Content::All(f64::NAN), Content::All(0.0)] {
+        let nothing = in_both(Sample::floats(Amax::default(), &[&[3, 1000]]));
+        res.extend(nothing.into_iter().map(|it| it.holding(0, content)));
+    }
+    let pieces = Amax { pieces: vec![(0, 4), (2, 2)] };
+    let pieces = in_both(Sample::floats(pieces, &[&[36, 5, 22]]));
+    res.extend(pieces.into_iter().map(|it| it.holding(0, Content::Wide)));
+    res
+}
+
+fn scales() -> Vec<Case> {
+    let mut res = Vec::new();
+    for to in FORMATS {
+        for (pow2, epsilon) in [(false, 0.0), (true, 1e-12)] {
+            let op = QuantScale { to, pow2, epsilon: epsilon.into() };
+            let some: Vec<Case> = [1, 7, 1001]
+                .into_iter()
+                .flat_map(|n| in_both(Sample::floats(op.clone(), &[&[n]])))
+                .map(|it| it.holding(0, Content::Magnitudes))
+                .collect();
+            res.extend(batches(&some));
+            res.extend(some);
+        }
+    }
+    let states: Vec<Case> = [0.0, 3.0, 1e-39, 2e38]
+        .into_iter()
+        .map(|it| scalar_case(DelayedScale {}, &[&[]], &[(0, it)]))
+        .collect();
+    res.extend(batches(&states));
+    res.extend(states);
+    res
+}
+
+/// Positive operands of these shapes, of which some are one number.
+fn scalar_case(op: impl Into<Op>, shapes: &[&[u64]], numbers: &[(usize, f64)]) -> Case {
+    let sample = (0..shapes.len())
+        .fold(Sample::floats(op, shapes), |sample, it| sample.fill(it, Values::Positive));
+    let case = one(call(&sample), DType::F32);
+    numbers.iter().fold(case, |case, &(operand, it)| case.holding(operand, Content::All(it)))
+}
+
+fn updates() -> Vec<Case> {
+    let mut res = Vec::new();
+    for to in FORMATS {
+        for (algo, margin) in [(AmaxAlgo::Max, 0), (AmaxAlgo::MostRecent, -1), (AmaxAlgo::Max, 3)] {
+            let op = DelayedUpdate { to, margin, algo };
+            let mut some = Vec::new();
+            for n in [1, 4, 32, 33, 1024] {
+                let make =
+                    |numbers: &[(usize, f64)]| scalar_case(op.clone(), &[&[n], &[], &[]], numbers);
+                some.push(make(&[]));
+                // The free slot counts for an amax of 0, and nothing if it is 0 too.
+                some.push(make(&[(1, 0.0)]));
+                some.push(make(&[(1, 0.0), (0, 0.0)]));
+                some.push(make(&[(1, 0.0), (0, 0.0), (2, 0.0)]));
+                some.push(make(&[(1, f64::INFINITY)]));
+                some.push(make(&[(1, f64::NAN), (2, 0.0)]));
+                some.push(make(&[(0, 0.0), (1, 1e-40)]));
+            }
+            res.extend(batches(&some));
+            res.extend(some);
+        }
+    }
+    res
+}
+
+fn quantize() -> Vec<Case> {
+    let shapes: [&[u64]; 6] =
+        [&[1, 1], &[37, 1001], &[130, 264], &[3, 257, 96], &[256, 384], &[65_537]];
+    let mut res = Vec::new();
+    for to in FORMATS {
+        for copies in [Copies::Rows, Copies::Columns, Copies::Both] {
+            let make = |shape: &[u64], scale: &[u64], pieces: &[usize]| {
+                let op = Quantize { to, copies, pieces: pieces.to_vec() };
+                let sample = Sample::floats(op, &[shape, scale]).fill(1, Values::Positive);
+                in_both(sample).into_iter().map(|it| it.holding(0, Content::Wide))
+            };
+            let some: Vec<Case> = shapes.iter().flat_map(|it| make(it, &[], &[])).collect();
+            res.extend(batches(&some));
+            res.extend(some);
+            res.extend(make(&[36, 5, 22], &[4, 2], &[0, 2]));
+        }
+    }
+    res
+}
+
+/// Bytes in another order, and at odd places.
+fn moves() -> Vec<Case> {
+    let transposed = |perm: &[usize]| -> Op { Transpose { perm: perm.to_vec() }.into() };
+    let part: Op = SliceDim { dim: 1, start: 3, len: 50 }.into();
+    let padded: Op = PadDim { dim: 1, start: 1, size: 70 }.into();
+    let cases: [(Op, &[&[u64]]); 10] = [
+        (transposed(&[1, 0]), &[&[129, 67]]),
+        (transposed(&[1, 0]), &[&[72, 200]]),
+        (transposed(&[1, 0]), &[&[512, 384]]),
+        (transposed(&[2, 0, 1]), &[&[3, 67, 40]]),
+        (transposed(&[0, 2, 1]), &[&[3, 67, 41]]),
+        (transposed(&[1, 0, 2]), &[&[5, 6, 7]]),
+        (part, &[&[33, 67]]),
+        (padded, &[&[33, 67]]),
+        (Concat { dim: 1 }.into(), &[&[33, 5], &[33, 8], &[33, 1]]),
+        (Fill { value: 0.3.into(), dtype: DType::E5M2, shape: vec![1001] }.into(), &[]),
+    ];
+    let case = |(op, shapes): (Op, &[&[u64]])| {
+        let mut sample = Sample::floats(op, shapes);
+        sample.inputs.iter_mut().for_each(|it| it.ty.dtype = DType::E4M3);
+        one(call(&sample), DType::F32)
+    };
+    cases.into_iter().map(case).collect()
+}
+
+/// A product of codes of these types, positive scales.
+fn product(op: QuantMatmul, types: [DType; 2], shapes: &[&[u64]]) -> Case {
+    let mut sample = Sample::floats(op.clone(), shapes);
+    sample.inputs[0].ty.dtype = types[0];
+    sample.inputs[1].ty.dtype = types[1];
+    if let Some(c) = sample.inputs.get_mut(4) {
+        c.ty.dtype = op.out;
+    }
+    one(call(&sample.fill(2, Values::Positive).fill(3, Values::Positive)), op.out)
+}
+
+/// One number of each operand; sizes that cuBLASLt takes, and others.
+fn matmul() -> Vec<Case> {
+    use DType::{Bf16, E4M3, E5M2, F32};
+    let sizes =
+        [(1, 5, 3), (129, 257, 191), (64, 1008, 512), (1, 16, 16), (37, 48, 640), (300, 256, 2000)];
+    let mut res = Vec::new();
+    for (m, n, k) in sizes {
+        for types in [[E4M3, E4M3], [E4M3, E5M2], [E5M2, E4M3]] {
+            for out in [F32, Bf16] {
+                for (accumulate, fast) in
+                    [(false, false), (false, true), (true, false), (true, true)]
+                {
+                    let (a, b) = (Granule::default(), Granule::default());
+                    let op = QuantMatmul { out, accumulate, fast, a, b };
+                    let shapes: [&[u64]; 5] = [&[m, k], &[n, k], &[], &[], &[m, n]];
+                    res.push(product(op, types, &shapes[..4 + usize::from(accumulate)]));
+                }
+            }
+        }
+    }
+    let plain = QuantMatmul {
+        out: F32,
+        accumulate: false,
+        fast: true,
+        a: Granule::default(),
+        b: Granule::default(),
+    };
+    // A gradient of weights: two dims are contracted. An activation of two.
+    res.push(product(plain.clone(), [E5M2, E4M3], &[&[64, 3, 160], &[48, 3, 160], &[], &[]]));
+    res.push(product(plain.clone(), [E4M3, E4M3], &[&[3, 50, 160], &[48, 160], &[], &[]]));
+    // Scales of pieces: our own kernel.
+    let pieces = |a: &[usize], b: &[usize]| QuantMatmul {
+        a: Granule::Tensor(a.to_vec()),
+        b: Granule::Tensor(b.to_vec()),
+        ..plain.clone()
+    };
+    let types = [E4M3, E5M2];
+    res.push(product(pieces(&[0, 2], &[0]), types, &[&[4, 6, 32], &[48, 32], &[2, 4], &[3]]));
+    res.push(product(pieces(&[1], &[1]), types, &[&[32, 4, 8], &[16, 4, 8], &[2], &[2]]));
+    res
+}
+
+/// 128 numbers of a row, 128 rows of them.
+fn matmul_in_blocks() -> Vec<Case> {
+    use DType::{Bf16, E4M3, E5M2, F32};
+    let mut res = Vec::new();
+    // The second has blocks whose number in a row is no multiple of 4; of the last, rows have none.
+    for (m, n, k) in [(128, 256, 512), (384, 128, 640), (130, 128, 256)] {
+        let blocks = |rows: u64| vec![rows / 128, k / 128];
+        let rows = |rows: u64| vec![k / 128, rows];
+        for (a, b) in [
+            (Granule::Row, Granule::Row),
+            (Granule::Row, Granule::Block),
+            (Granule::Block, Granule::Row),
+        ] {
+            let scale =
+                |it: &Granule, n: u64| if *it == Granule::Block { blocks(n) } else { rows(n) };
+            if a == Granule::Block && m % 128 != 0 {
+                continue;
+            }
+            for (out, accumulate) in [(F32, false), (F32, true), (Bf16, false)] {
+                let (a_scale, b_scale) = (scale(&a, m), scale(&b, n));
+                let op = QuantMatmul { out, accumulate, fast: true, a: a.clone(), b: b.clone() };
+                let shapes: [&[u64]; 5] = [&[m, k], &[n, k], &a_scale, &b_scale, &[m, n]];
+                let types = if accumulate { [E5M2, E4M3] } else { [E4M3, E4M3] };
+                res.push(product(op, types, &shapes[..4 + usize::from(accumulate)]));
+            }
+        }
+    }
+    res
+}
