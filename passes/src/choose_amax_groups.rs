@@ -57,8 +57,10 @@ struct Uses {
     readers: SecondaryMap<Value, SmallVec<[Node; 2]>>,
     /// States that hold a value next.
     states: SecondaryMap<Value, SmallVec<[Value; 1]>>,
-    /// The parameter of which a value is the master weight, or the next one.
+    /// The parameter of which a value is the master weight or the next one, possibly cast.
     masters: SecondaryMap<Value, Option<usize>>,
+    /// The parameter that a value is as modules read it.
+    gathered: SecondaryMap<Value, Option<usize>>,
 }
 
 impl Uses {
@@ -67,6 +69,7 @@ impl Uses {
             readers: SecondaryMap::new(),
             states: SecondaryMap::new(),
             masters: SecondaryMap::new(),
+            gathered: SecondaryMap::new(),
         };
         for &node in &graph.order {
             for &input in &graph.nodes[node].inputs {
@@ -75,11 +78,19 @@ impl Uses {
         }
         for (index, param) in graph.params.iter().enumerate() {
             res.masters[param.value] = Some(index);
+            if graph.section(param.full) == Section::Forward {
+                res.gathered[param.full] = Some(index);
+            }
         }
         for store in &graph.stores {
             res.states[store.value].push(store.state);
             if let Some(index) = res.masters[store.state] {
                 res.masters[store.value] = Some(index);
+            }
+        }
+        for node in graph.order.iter().map(|&it| &graph.nodes[it]) {
+            if let Op::Cast(_) = node.op {
+                res.masters[node.results[0]] = res.masters[node.inputs[0]];
             }
         }
         res
@@ -111,6 +122,7 @@ fn split(graph: &mut Graph, uses: &Uses, amax: Node) {
     // The amax, as it is made and as it is read: there is a reduction in between.
     let mut values: SmallVec<[Value; 8]> = SmallVec::from_slice(&graph.nodes[amax].results);
     let mut scale = None;
+    let mut rounds: SmallVec<[Node; 2]> = SmallVec::new();
     let mut at = 0;
     while let Some(&value) = values.get(at) {
         at += 1;
@@ -118,15 +130,27 @@ fn split(graph: &mut Graph, uses: &Uses, amax: Node) {
             match graph.nodes[reader].op {
                 Op::Reshard(_) => values.extend_from_slice(&graph.nodes[reader].results),
                 Op::QuantScale(_) => scale = Some(reader),
+                // Its pieces are those of the amax.
+                Op::RoundNvFp4(_) if graph.nodes[reader].inputs[0] == x => rounds.push(reader),
                 // What has a history is one state, with one scale.
                 _ => return,
             }
         }
     }
-    let Some(scale) = scale else { return };
-    let [factor, inverse] = graph.nodes[scale].results[..] else { return };
+    let scales: SmallVec<[Value; 2]> =
+        scale.map_or(SmallVec::new(), |it| graph.nodes[it].results.clone());
+    let quantized: SmallVec<[Node; 4]> = match scales.first() {
+        Some(&factor) => {
+            let quantize = |it: &&Node| matches!(graph.nodes[**it].op, Op::Quantize(_));
+            readers[factor].iter().filter(quantize).copied().collect()
+        }
+        None => rounds.iter().copied().collect(),
+    };
+    if quantized.is_empty() {
+        return;
+    }
     let spread = graph.sharding(x).sharded_axes();
-    let free = spread.minus(shared(graph, uses, x, factor, graph.nodes[amax].section));
+    let free = spread.minus(shared(graph, uses, x, &quantized, graph.nodes[amax].section));
     let Some(pieces) = pieces(graph, x, free) else { return };
 
     graph.nodes[amax].op =
@@ -134,8 +158,9 @@ fn split(graph: &mut Graph, uses: &Uses, amax: Node) {
             .into();
     let whole = pieces.sharding();
     let group = spread.minus(pieces.axes());
-    let states = &uses.states[inverse];
-    for &value in values.iter().chain(&[factor, inverse]).chain(states) {
+    let states: SmallVec<[Value; 2]> =
+        scales.iter().flat_map(|&it| uses.states[it].iter().copied()).collect();
+    for &value in values.iter().chain(&scales).chain(&states) {
         graph.values[value].ty.shape = pieces.counts.clone();
         graph.values[value].sharding = Some(whole.clone());
     }
@@ -143,12 +168,14 @@ fn split(graph: &mut Graph, uses: &Uses, amax: Node) {
         let partial = whole.with_partial(ReduceOp::Max, group);
         graph.values[values[0]].sharding = Some(partial);
     }
-    for &reader in &readers[factor] {
-        if let Op::Quantize(op) = &mut graph.nodes[reader].op {
-            op.pieces.clone_from(&pieces.dims);
+    for &node in &quantized {
+        match &mut graph.nodes[node].op {
+            Op::Quantize(op) => op.pieces.clone_from(&pieces.dims),
+            Op::RoundNvFp4(op) => op.pieces.clone_from(&pieces.dims),
+            other => unreachable!("`{}` reads no scale", other.to_text()),
         }
     }
-    for &value in states.iter().chain(&[inverse]) {
+    for &value in states.iter().chain(&scales) {
         for &reader in &readers[value] {
             let data = &graph.nodes[reader];
             let dims = [0, 1].map(|operand| {
@@ -164,9 +191,13 @@ fn split(graph: &mut Graph, uses: &Uses, amax: Node) {
     }
 }
 
-/// Axes over which the scale of `x` must agree.
-fn shared(graph: &Graph, uses: &Uses, x: Value, scale: Value, section: Section) -> AxisSet {
+/// Axes over which the scale of `x` must agree, which `quantized` read.
+fn shared(graph: &Graph, uses: &Uses, x: Value, quantized: &[Node], section: Section) -> AxisSet {
     let readers = &uses.readers;
+    if let Some(index) = uses.gathered[x] {
+        let scope = graph.params[index].scope;
+        return graph.scopes[scope].weight_mesh.unwrap_or(graph.weight_mesh);
+    }
     if let (Section::Prepare | Section::Update, Some(index)) = (section, uses.masters[x]) {
         let param = &graph.params[index];
         let declared = graph.scopes[param.scope].weight_mesh.unwrap_or(graph.weight_mesh);
@@ -176,10 +207,8 @@ fn shared(graph: &Graph, uses: &Uses, x: Value, scale: Value, section: Section) 
     // Follows the codes to where they are multiplied.
     let mut res = AxisSet::EMPTY;
     let mut stack: SmallVec<[Value; 8]> = SmallVec::new();
-    for &reader in &readers[scale] {
-        if let Op::Quantize(_) = graph.nodes[reader].op {
-            stack.extend_from_slice(&graph.nodes[reader].results);
-        }
+    for &node in quantized {
+        stack.extend_from_slice(&graph.nodes[node].results);
     }
     while let Some(codes) = stack.pop() {
         for &reader in &readers[codes] {

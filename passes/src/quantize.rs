@@ -19,11 +19,12 @@
 //! A GEMM whose operands do not fall into whole blocks stays as it is; [`Graph::unquantized`] says why.
 
 mod block;
+mod emulate;
 mod tensor;
 mod weight;
 
 use cranelift_entity::SecondaryMap;
-use ir::ops::{self, Copies, Granule, Matmul, QuantMatmul, Transpose};
+use ir::ops::{self, Along, Copies, Granule, Matmul, QuantMatmul, Transpose};
 use ir::quant::{Format, GemmRole, QuantSpec, Role, Scaling};
 use ir::{BuildError, Builder, DType, Graph, Node, Op, Phase, Section, Value};
 use rustc_hash::FxHashMap;
@@ -53,7 +54,8 @@ impl Pass<Graph> for Quantize {
         let order = std::mem::take(&mut graph.order);
         let (builder, codes) = (Builder::new(graph), FxHashMap::default());
         let (histories, weights, blocks) = (Vec::new(), Vec::new(), Vec::new());
-        let mut walk = Walk { builder, gemms, codes, histories, weights, blocks };
+        let (rounded, seed) = (FxHashMap::default(), None);
+        let mut walk = Walk { builder, gemms, codes, rounded, seed, histories, weights, blocks };
         walk.run(&order).map_err(|it| PassError::Failed {
             code: "PL0303",
             message: it.to_string(),
@@ -185,15 +187,11 @@ fn skip(graph: &mut Graph, node: Node, why: String) {
 /// What no GEMM does, if these operands ask for it.
 fn mismatch(specs: [QuantSpec; 2]) -> Option<&'static str> {
     let [a, b] = specs.map(|it| it.scaling);
-    let families = [a, b].map(|it| match it {
-        Scaling::Current { .. } | Scaling::Delayed { .. } => 0,
-        Scaling::Block { .. } => 1,
-        Scaling::Mx { .. } | Scaling::NvFp4 { .. } => 2,
-    });
+    let family = |it: Scaling| (it.is_per_tensor(), emulate::is_emulated(it));
     let square = |it| matches!(it, Scaling::Block { rows: 128, .. });
     if specs.iter().all(|it| it.format == Format::E5M2) {
         Some("give one of them E4M3")
-    } else if families[0] != families[1] {
+    } else if family(a) != family(b) {
         Some("give both scales of whole tensors, of blocks of 128, or of blocks of 32 or 16")
     } else if square(a) && square(b) {
         Some("give one of them blocks of 1x128")
@@ -261,6 +259,10 @@ struct Walk<'a> {
     builder: Builder<'a>,
     gemms: Gemms,
     codes: FxHashMap<(Value, QuantSpec), Codes>,
+    /// What codes stand for, by how they are made and when.
+    rounded: FxHashMap<(Value, QuantSpec, Along, Section), Value>,
+    /// Of stochastic rounding, once it is needed.
+    seed: Option<Value>,
     /// To be updated at the end of the section.
     histories: Vec<History>,
     weights: Vec<Weight>,
@@ -306,6 +308,14 @@ impl Walk<'_> {
     /// Replaces a GEMM by one on codes.
     fn gemm(&mut self, node: Node, gemm: Gemm) -> Result<(), BuildError> {
         let data = self.builder.graph.nodes[node].clone();
+        if gemm.specs.iter().all(|it| emulate::is_emulated(it.scaling)) {
+            for operand in 0..2 {
+                let (spec, columns) = (gemm.specs[operand], gemm.columns(operand));
+                let value = self.rounded(data.inputs[operand], spec, columns)?;
+                self.builder.graph.nodes[node].inputs[operand] = value;
+            }
+            return Ok(());
+        }
         let [a, b] = [0, 1].map(|it| self.copy(data.inputs[it], gemm.specs[it], gemm.columns(it)));
         let (a, b) = (a?, b?);
         let fast = self.builder.graph.scopes[data.scope].recipe.fast_accumulation(gemm.role);

@@ -12,9 +12,12 @@
 //! Where FSDP cuts through a block, the weight is gathered in its compute type and quantized behind. Where
 //! tensor parallelism does, the GEMM is not quantized. Activations are quantized where `propagate-shardings`
 //! finds it cheapest; its factors keep blocks whole, so a cut through them is undone before.
+//!
+//! MXFP8 and NVFP4 are emulated: what is stored, gathered and multiplied is not codes but the numbers that
+//! they stand for, in the compute type.
 
 use ir::graph::{Def, Store};
-use ir::ops::{Copies, Granule, QuantizeBlock, Reshard};
+use ir::ops::{Along, Copies, Granule, QuantizeBlock, Reshard};
 use ir::placement::Sharding;
 use ir::quant::{QuantSpec, Scaling};
 use ir::{BuildError, DType, Graph, Node, Section, TensorType, Value};
@@ -27,10 +30,12 @@ use super::{Codes, Copy, Walk, fp8};
 pub(super) struct BlockWeight {
     param: usize,
     spec: QuantSpec,
-    /// State of inverse scales.
-    scale_inv: Value,
+    /// State of inverse scales; `None` if it is stored as numbers.
+    scale_inv: Option<Value>,
+    /// The state of which all that is stored is quantized.
+    pub(super) source: Value,
     /// What is quantized, and when.
-    numbers: SmallVec<[(Section, Value); 2]>,
+    pub(super) numbers: SmallVec<[(Section, Value); 2]>,
 }
 
 /// Rows and columns of a block, if there are blocks.
@@ -126,27 +131,35 @@ impl Walk<'_> {
         QuantizeBlock { to: fp8(spec.format), from, square: rows > 1, pow2, copies }
     }
 
-    /// Makes the state of a weight codes, and adds one of scales.
-    pub(super) fn store_blocks(&mut self, param: usize, spec: QuantSpec) {
+    /// Makes the state of a weight codes, and adds one of scales; or lets it hold what codes stand for.
+    /// Returns that state.
+    pub(super) fn store_blocks(&mut self, param: usize, spec: QuantSpec) -> Value {
         let graph = &*self.builder.graph;
         let data = graph.params[param].clone();
+        // Without a cast the master is what is quantized, and what replaces it.
         let mut numbers = SmallVec::new();
         if data.compute == data.value {
             numbers.push((Section::Prepare, data.value));
-            let stores = graph.stores.iter().filter(|it| it.state == data.value);
-            numbers.extend(stores.map(|it| (it.section, it.value)));
         }
-        let stale = self.compute_state(param, fp8(spec.format));
-        numbers.extend(stale.into_iter().map(|it| (it.section, it.value)));
+        let codes = matches!(spec.scaling, Scaling::Block { .. });
+        let to = if codes { fp8(spec.format) } else { graph.ty(data.compute).dtype };
+        let compute = self.compute_state(param, to);
+        let scale_inv = codes.then(|| self.block_scales(data.value));
+        self.blocks.push(BlockWeight { param, spec, scale_inv, source: data.compute, numbers });
+        compute
+    }
+
+    /// A state of the inverse scales of a weight in blocks of 128x128.
+    fn block_scales(&mut self, master: Value) -> Value {
         let graph = &*self.builder.graph;
-        let name = format!("{}.scale_inv", graph.values[data.value].name);
-        let shape = graph.ty(data.value).shape.iter().map(|it| it / 128).collect();
-        let storage = self.over_blocks(data.value);
+        let name = format!("{}.scale_inv", graph.values[master].name);
+        let shape = graph.ty(master).shape.iter().map(|it| it / 128).collect();
+        let storage = self.over_blocks(master);
         let state = self.builder.leaf(&name, TensorType { dtype: DType::F32, shape }, Def::State);
         if let Some(storage) = storage {
             self.builder.pin(state, storage);
         }
-        self.blocks.push(BlockWeight { param, spec, scale_inv: state, numbers });
+        state
     }
 
     /// The sharding of the scales of a matrix in blocks of 128x128 that no cut splits.
@@ -167,7 +180,7 @@ impl Walk<'_> {
         let full = graph.nodes[node].results[0];
         let Some(index) = self.gemms.param[full] else { return Ok(()) };
         let Some(weight) = self.blocks.iter().find(|it| it.param == index) else { return Ok(()) };
-        let (spec, state) = (weight.spec, weight.scale_inv);
+        let (spec, Some(state)) = (weight.spec, weight.scale_inv) else { return Ok(()) };
         let name = format!("{}.full", graph.values[state].name);
         let scale_inv = self.builder.op(&name, Reshard::default(), &[state])?;
         if let Some(sharding) = self.over_blocks(full) {
@@ -180,13 +193,18 @@ impl Walk<'_> {
 
     /// Quantizes all weights in blocks: those that `Update` trained, or all in `Prepare`.
     pub(super) fn quantize_block_weights(&mut self, section: Section) -> Result<(), BuildError> {
-        for BlockWeight { param, spec, scale_inv, numbers } in self.blocks.clone() {
+        for BlockWeight { param, spec, scale_inv, numbers, .. } in self.blocks.clone() {
             let Some(&(_, value)) = numbers.iter().find(|it| it.0 == section) else { continue };
             let data = self.builder.graph.params[param].clone();
             self.builder.scope = data.scope;
             let next = if section == Section::Update { ".next" } else { "" };
-            let name = self.name(data.value);
-            let names = ["codes", "scale_inv"].map(|it| format!("{name}{next}.{it}"));
+            let name = format!("{}{next}", self.name(data.value));
+            let Some(scale_inv) = scale_inv else {
+                let value = self.round(&name, value, spec, Along::Square)?;
+                self.builder.graph.stores.push(Store { state: data.compute, value, section });
+                continue;
+            };
+            let names = ["codes", "scale_inv"].map(|it| format!("{name}.{it}"));
             let op = self.quantize_block(value, spec, Copies::Rows);
             let made = self.builder.ops(&[&names[0], &names[1]], op, &[value])?;
             for (state, value) in [data.compute, scale_inv].into_iter().zip(made) {
