@@ -132,8 +132,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let compiled = result.map_err(|it| file.pass_failure(&it.error))?;
 
     let findings = lint::findings(&compiled);
-    let codegen::Compiled { plan, times, dumps, moves, unquantized, weight_mesh_lints: _ } =
-        compiled;
+    let codegen::Compiled { plan, times, dumps, moves, unquantized, .. } = compiled;
     let times = Times { elaborate, passes: times, total };
     if let Some(emit) = args.emit {
         let text = match emit_after {

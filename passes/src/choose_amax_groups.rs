@@ -61,7 +61,7 @@ struct Uses {
     readers: SecondaryMap<Value, SmallVec<[Node; 2]>>,
     /// States that take a value in.
     states: SecondaryMap<Value, SmallVec<[Value; 1]>>,
-    /// The parameter, by index, whose master a value is: the present one, the next, or one gathered as it is.
+    /// The parameter, by index, whose weight a value is: the present master, the next, a cast of one, or what is gathered.
     param: SecondaryMap<Value, Option<usize>>,
 }
 
@@ -88,8 +88,9 @@ impl Uses {
             }
         }
         for node in graph.order.iter().map(|&it| &graph.nodes[it]) {
-            if let (Op::Cast(_), None) = (&node.op, res.param[node.results[0]]) {
-                res.param[node.results[0]] = res.param[node.inputs[0]];
+            if let Op::Cast(_) = node.op {
+                let of = res.param[node.inputs[0]];
+                res.param[node.results[0]] = res.param[node.results[0]].or(of);
             }
         }
         res
@@ -148,12 +149,12 @@ fn split(graph: &mut Graph, uses: &Uses, amax: Node) -> Group {
     }
     let scales: SmallVec<[Value; 2]> =
         scale.map_or(SmallVec::new(), |it| graph.nodes[it].results.clone());
-    let quantized: SmallVec<[Node; 4]> = match scales.first() {
+    let quantized: SmallVec<[Node; 2]> = match scales.first() {
         Some(&factor) => {
             let quantize = |it: &&Node| matches!(graph.nodes[**it].op, Op::Quantize(_));
             uses.readers[factor].iter().filter(quantize).copied().collect()
         }
-        None => rounds.iter().copied().collect(),
+        None => rounds,
     };
     if quantized.is_empty() {
         return history;
@@ -214,7 +215,7 @@ fn declared(graph: &Graph, param: usize) -> Option<AxisSet> {
     graph.scopes[graph.params[param].scope].weight_mesh.or(graph.weight_mesh)
 }
 
-/// Axes over which what these nodes quantize is put together on the way to where it is multiplied.
+/// Axes over which what `quantized` make is put together on the way to where it is multiplied.
 fn moved_over(graph: &Graph, uses: &Uses, quantized: &[Node]) -> AxisSet {
     let mut res = AxisSet::EMPTY;
     let mut stack: SmallVec<[Value; 8]> = SmallVec::new();
