@@ -25,12 +25,13 @@ use passes::{Ir, Pass, PassError, PassManager, PlanMemory, ScheduleOverlap};
 /// Stands between the given program and what is expected.
 const SEPARATOR: &str = "; ---\n";
 /// What is compiled, on meshes that use every part of the text form: refined axes, HSDP, one rank.
-const EXAMPLES: [(&str, &str); 5] = [
+const EXAMPLES: [(&str, &str); 6] = [
     ("mlp.ron", "2x4"),
     ("llama-tiny.ron", "1"),
     ("llama-tiny.ron", "2x4"),
     ("llama-tiny.ron", "2x2x2"),
     ("llama-tiny-fp8.ron", "2x2x2"),
+    ("llama-tiny-block.ron", "2x2"),
 ];
 
 fn main() {

@@ -86,6 +86,8 @@ struct Compiled {
     memory: MemoryProfile,
     findings: Vec<Finding>,
     moves: Vec<Move>,
+    /// What GEMMs make that a recipe wants quantized and that are not, and why.
+    unquantized: Vec<(String, String)>,
     times: Times,
 }
 
@@ -130,7 +132,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let compiled = result.map_err(|it| file.pass_failure(&it.error))?;
 
     let findings = lint::findings(&compiled);
-    let codegen::Compiled { plan, times, dumps, moves, weight_mesh_lints: _ } = compiled;
+    let codegen::Compiled { plan, times, dumps, moves, unquantized, .. } = compiled;
     let times = Times { elaborate, passes: times, total };
     if let Some(emit) = args.emit {
         let text = match emit_after {
@@ -155,7 +157,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     deny(&args.deny, &findings)?;
     input::write(&output, &ir::text::print_plan(&plan))?;
     let (summary, memory) = (in_users_words(&plan), memory_profile(&plan));
-    let compiled = Compiled { plan, summary, memory, findings, moves, times };
+    let compiled = Compiled { plan, summary, memory, findings, moves, unquantized, times };
     match ui.format {
         Format::Json => print_json(&compiled.json(&output)),
         Format::Text if ui.quiet => Ok(()),
@@ -163,6 +165,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
             print(&compiled.text(&output));
             if ui.verbose {
                 print(&moves::table(&compiled.moves, &compiled.plan.mesh));
+                print(&moves::unquantized(&compiled.unquantized));
             }
             if args.time_passes || ui.verbose {
                 print(&format!("\n{}", compiled.times.table()));
@@ -272,7 +275,7 @@ fn ms(time: Duration) -> String {
 
 impl Compiled {
     fn text(&self, output: &Path) -> String {
-        let Compiled { plan, summary, memory, findings, moves: _, times } = self;
+        let Compiled { plan, summary, memory, findings, times, .. } = self;
         let title = format!("{} on {}", plan.name, mesh_text(&plan.mesh));
         let mut res = format!("{title} -> {}\n\n", output.display());
         labelled(
@@ -375,7 +378,9 @@ impl Compiled {
     }
 
     fn json(&self, output: &Path) -> serde_json::Value {
-        let Compiled { plan, summary, memory, findings, moves, times } = self;
+        let Compiled { plan, summary, memory, findings, moves, unquantized, times } = self;
+        let unquantized: Vec<_> =
+            unquantized.iter().map(|(gemm, why)| json!({ "gemm": gemm, "why": why })).collect();
         let ms = |it: &Duration| it.as_secs_f64() * 1e3;
         let by_name = |times: &[(&'static str, Duration)]| -> serde_json::Map<String, _> {
             times.iter().map(|it| (it.0.to_string(), json!(ms(&it.1)))).collect()
@@ -411,6 +416,7 @@ impl Compiled {
             "memory": { "total_bytes": memory.total_bytes(), "peak": peak },
             "lints": findings,
             "moves": moves::json(moves, &plan.mesh),
+            "unquantized": unquantized,
             "time_ms": {
                 "total": ms(&times.total),
                 "parts": by_name(&times.parts()),

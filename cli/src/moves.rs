@@ -1,4 +1,4 @@
-//! What the planner moves because shardings disagree, layers folded.
+//! What the planner moves because shardings disagree and what it leaves unquantized, layers folded.
 
 use ir::graph::Move;
 use ir::placement::Mesh;
@@ -9,26 +9,39 @@ use crate::words::fold;
 
 /// A table of moves; those that differ in numbers of layers only are one line with a count.
 pub fn table(moves: &[Move], mesh: &Mesh) -> String {
-    let mut folded: Vec<(usize, [String; 4])> = Vec::new();
-    for it in moves {
-        let line = [
-            fold(&it.value),
-            it.from.display(mesh).to_string(),
-            it.to.display(mesh).to_string(),
-            if it.reader == it.value { String::new() } else { format!("for {}", fold(&it.reader)) },
-        ];
+    let lines = moves.iter().map(|it| {
+        let (from, to) = (it.from.display(mesh), it.to.display(mesh));
+        let reader = match it.reader == it.value {
+            true => String::new(),
+            false => format!("for {}", fold(&it.reader)),
+        };
+        [fold(&it.value), format!("{from} -> {to} {reader}")]
+    });
+    counted("moved because shardings disagree", lines)
+}
+
+/// A table of what a recipe wants quantized and is not; nothing if there is nothing.
+pub fn unquantized(gemms: &[(String, String)]) -> String {
+    match gemms {
+        [] => String::new(),
+        _ => counted("not quantized", gemms.iter().map(|it| [fold(&it.0), fold(&it.1)])),
+    }
+}
+
+/// Lines under a title, equal ones with their count.
+fn counted(title: &str, lines: impl Iterator<Item = [String; 2]>) -> String {
+    let mut folded: Vec<(usize, [String; 2])> = Vec::new();
+    for line in lines {
         match folded.iter_mut().find(|it| it.1 == line) {
             Some(known) => known.0 += 1,
             None => folded.push((1, line)),
         }
     }
-    let mut res = String::from("\nmoved because shardings disagree\n");
     let mut table = Table::new(2, &[Align::Right, Align::Left, Align::Left]);
-    for (count, [value, from, to, reader]) in folded {
-        table.row([format!("{count} x"), elided(&value, 40), format!("{from} -> {to} {reader}")]);
+    for (count, [value, text]) in folded {
+        table.row([format!("{count} x"), elided(&value, 40), text]);
     }
-    res.push_str(&table.text());
-    res
+    format!("\n{title}\n{}", table.text())
 }
 
 /// All moves, for a program.

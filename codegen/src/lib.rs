@@ -7,7 +7,7 @@ mod workspace;
 
 use std::time::{Duration, Instant};
 
-use ir::graph::{Move, WeightMeshLint};
+use ir::graph::{Move, Name, WeightMeshLint};
 use ir::plan::Plan;
 use ir::{Graph, Phase};
 use passes::{Dump, GRAPH_PASSES, PassError, PassManager, PlanMemory, ScheduleOverlap};
@@ -35,6 +35,8 @@ pub struct Compiled {
     pub dumps: Vec<Dump>,
     /// What is moved because shardings disagree, in program order.
     pub moves: Vec<Move>,
+    /// What GEMMs make that a recipe wants quantized and that are not, and why; in program order.
+    pub unquantized: Vec<(Name, String)>,
     /// What is odd about declared weight meshes.
     pub weight_mesh_lints: Vec<WeightMeshLint>,
 }
@@ -56,16 +58,16 @@ pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError
     let mut manager =
         PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
     match pipeline(graph, options, &mut manager) {
-        Ok((plan, (moves, weight_mesh_lints))) => {
+        Ok((plan, (moves, unquantized, weight_mesh_lints))) => {
             let PassManager { times, dumps, .. } = manager;
-            Ok(Compiled { plan, times, dumps, moves, weight_mesh_lints })
+            Ok(Compiled { plan, times, dumps, moves, unquantized, weight_mesh_lints })
         }
         Err(error) => Err(CompileError { error, dumps: manager.dumps }),
     }
 }
 
 /// What passes report.
-type Reports = (Vec<Move>, Vec<WeightMeshLint>);
+type Reports = (Vec<Move>, Vec<(Name, String)>, Vec<WeightMeshLint>);
 
 fn pipeline(
     mut graph: Graph,
@@ -79,5 +81,5 @@ fn pipeline(
     manager.run(&mut plan, &[&options.schedule])?;
     add_workspaces(&mut plan);
     manager.run(&mut plan, &[&PlanMemory])?;
-    Ok((plan, (graph.moves, graph.weight_mesh_lints)))
+    Ok((plan, (graph.moves, graph.unquantized, graph.weight_mesh_lints)))
 }

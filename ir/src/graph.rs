@@ -70,6 +70,9 @@ pub struct Graph {
     pub run: Run,
     /// What `propagate-shardings` decided to move; a report, not part of the program.
     pub moves: Vec<Move>,
+    /// What GEMMs make that a recipe wants quantized and that `quantize` left as they are, and why; a report,
+    /// too.
+    pub unquantized: Vec<(Name, String)>,
     /// What `choose-amax-groups` found in declared weight meshes; a report, not part of the program.
     pub weight_mesh_lints: Vec<WeightMeshLint>,
 }
@@ -356,6 +359,7 @@ impl Graph {
             },
             run: Run::default(),
             moves: Vec::new(),
+            unquantized: Vec::new(),
             weight_mesh_lints: Vec::new(),
         }
     }

@@ -26,6 +26,7 @@ pub use matmul::Gemm;
 pub use quant_matmul::Granule;
 pub use quantize::Copies;
 pub use rope::Llama3Scaling;
+pub use round_mx::Along;
 pub use tensor::{Number, Real, Tensor, View, ViewMut};
 
 /// Types of the results of an op.
@@ -213,6 +214,7 @@ define_ops! {
     fill::Fill = "fill",
     glu::Glu = "glu",
     glu_grad::GluGrad = "glu_grad",
+    hadamard::Hadamard = "hadamard",
     layer_norm::LayerNorm = "layer_norm",
     layer_norm_grad::LayerNormGrad = "layer_norm_grad",
     matmul::Matmul = "matmul",
@@ -222,10 +224,13 @@ define_ops! {
     quant_matmul::QuantMatmul = "quant_matmul",
     quant_scale::QuantScale = "quant_scale",
     quantize::Quantize = "quantize",
+    quantize_block::QuantizeBlock = "quantize_block",
     reshard::Reshard = "reshard",
     rms_norm::RmsNorm = "rms_norm",
     rms_norm_grad::RmsNormGrad = "rms_norm_grad",
     rope::Rope = "rope",
+    round_mx::RoundMx = "round_mx",
+    round_nvfp4::RoundNvFp4 = "round_nvfp4",
     scale::Scale = "scale",
     sgd::Sgd = "sgd",
     slice_dim::SliceDim = "slice_dim",

@@ -144,6 +144,10 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         Op::SumLeading(_) => sum_leading::lower(call),
         Op::SumSquares(_) => sum_squares::lower(calls),
         Op::Transpose(_) => transpose::lower(call),
+        Op::QuantizeBlock(_) => Err(Unsupported::new(call, "codes in blocks have no kernels")),
+        Op::Hadamard(_) | Op::RoundMx(_) | Op::RoundNvFp4(_) => {
+            Err(Unsupported::new(call, "MXFP8 and NVFP4 have no kernels"))
+        }
         Op::Collective(_) | Op::Reshard(_) => {
             Err(Unsupported::new(call, "data between ranks is moved by the communicator"))
         }

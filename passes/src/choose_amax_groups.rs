@@ -61,7 +61,7 @@ struct Uses {
     readers: SecondaryMap<Value, SmallVec<[Node; 2]>>,
     /// States that take a value in.
     states: SecondaryMap<Value, SmallVec<[Value; 1]>>,
-    /// The parameter, by index, whose master a value is: the present one, the next, or one gathered as it is.
+    /// The parameter, by index, whose weight a value is: the present master, the next, a cast of one, or what is gathered.
     param: SecondaryMap<Value, Option<usize>>,
 }
 
@@ -85,6 +85,12 @@ impl Uses {
             res.states[store.value].push(store.state);
             if graph.values[store.state].def == Def::Param {
                 res.param[store.value] = res.param[store.state];
+            }
+        }
+        for node in graph.order.iter().map(|&it| &graph.nodes[it]) {
+            if let Op::Cast(_) = node.op {
+                let of = res.param[node.inputs[0]];
+                res.param[node.results[0]] = res.param[node.results[0]].or(of);
             }
         }
         res
@@ -126,6 +132,7 @@ fn split(graph: &mut Graph, uses: &Uses, amax: Node) -> Group {
     // The amax, as it is made and as it is read: there is a reduction in between.
     let mut values: SmallVec<[Value; 8]> = SmallVec::from_slice(&graph.nodes[amax].results);
     let mut scale = None;
+    let mut rounds: SmallVec<[Node; 2]> = SmallVec::new();
     let mut at = 0;
     while let Some(&value) = values.get(at) {
         at += 1;
@@ -133,15 +140,27 @@ fn split(graph: &mut Graph, uses: &Uses, amax: Node) -> Group {
             match graph.nodes[reader].op {
                 Op::Reshard(_) => values.extend_from_slice(&graph.nodes[reader].results),
                 Op::QuantScale(_) => scale = Some(reader),
+                // Its pieces are those of the amax.
+                Op::RoundNvFp4(_) if graph.nodes[reader].inputs[0] == x => rounds.push(reader),
                 // What has a history is one state, with one scale.
                 _ => return history,
             }
         }
     }
-    let Some(scale) = scale else { return history };
-    let [factor, inverse] = graph.nodes[scale].results[..] else { return history };
+    let scales: SmallVec<[Value; 2]> =
+        scale.map_or(SmallVec::new(), |it| graph.nodes[it].results.clone());
+    let quantized: SmallVec<[Node; 2]> = match scales.first() {
+        Some(&factor) => {
+            let quantize = |it: &&Node| matches!(graph.nodes[**it].op, Op::Quantize(_));
+            uses.readers[factor].iter().filter(quantize).copied().collect()
+        }
+        None => rounds,
+    };
+    if quantized.is_empty() {
+        return history;
+    }
     let spread = graph.sharding(x).sharded_axes();
-    let moved = moved_over(graph, uses, factor);
+    let moved = moved_over(graph, uses, &quantized);
     let shared = uses.param[x].map_or(AxisSet::EMPTY, |it| weight_mesh(graph, it));
     let free = spread.minus(moved).minus(shared);
     let Some(pieces) = pieces(graph, x, free) else {
@@ -153,8 +172,9 @@ fn split(graph: &mut Graph, uses: &Uses, amax: Node) -> Group {
             .into();
     let whole = pieces.sharding();
     let group = spread.minus(pieces.axes());
-    let states = uses.states[inverse].clone();
-    for &value in values.iter().chain(&[factor, inverse]).chain(&states) {
+    let states: SmallVec<[Value; 2]> =
+        scales.iter().flat_map(|&it| uses.states[it].iter().copied()).collect();
+    for &value in values.iter().chain(&scales).chain(&states) {
         graph.values[value].ty.shape = pieces.counts.clone();
         graph.values[value].sharding = Some(whole.clone());
     }
@@ -162,12 +182,14 @@ fn split(graph: &mut Graph, uses: &Uses, amax: Node) -> Group {
         let partial = whole.with_partial(ReduceOp::Max, group);
         graph.values[values[0]].sharding = Some(partial);
     }
-    for &reader in &uses.readers[factor] {
-        if let Op::Quantize(op) = &mut graph.nodes[reader].op {
-            op.pieces.clone_from(&pieces.dims);
+    for &node in &quantized {
+        match &mut graph.nodes[node].op {
+            Op::Quantize(op) => op.pieces.clone_from(&pieces.dims),
+            Op::RoundNvFp4(op) => op.pieces.clone_from(&pieces.dims),
+            other => unreachable!("`{}` reads no scale", other.to_text()),
         }
     }
-    for &value in states.iter().chain(&[inverse]) {
+    for &value in states.iter().chain(&scales) {
         for &reader in &uses.readers[value] {
             let data = &graph.nodes[reader];
             let dims = [0, 1].map(|operand| {
@@ -193,14 +215,12 @@ fn declared(graph: &Graph, param: usize) -> Option<AxisSet> {
     graph.scopes[graph.params[param].scope].weight_mesh.or(graph.weight_mesh)
 }
 
-/// Axes over which codes of this scale are put together on the way to where they are multiplied.
-fn moved_over(graph: &Graph, uses: &Uses, scale: Value) -> AxisSet {
+/// Axes over which what `quantized` make is put together on the way to where it is multiplied.
+fn moved_over(graph: &Graph, uses: &Uses, quantized: &[Node]) -> AxisSet {
     let mut res = AxisSet::EMPTY;
     let mut stack: SmallVec<[Value; 8]> = SmallVec::new();
-    for &reader in &uses.readers[scale] {
-        if let Op::Quantize(_) = graph.nodes[reader].op {
-            stack.extend_from_slice(&graph.nodes[reader].results);
-        }
+    for &node in quantized {
+        stack.extend_from_slice(&graph.nodes[node].results);
     }
     while let Some(codes) = stack.pop() {
         stack.extend_from_slice(&uses.states[codes]);

@@ -12,20 +12,25 @@
 //! feeds which GEMM is `te-spec` 1.7: rows of both for fprop, rows of the gradient and columns of the weight
 //! for dgrad, columns of the gradient and of the input for wgrad.
 //!
-//! A weight is quantized from its master, in its storage layout, in `Prepare` and behind the optimizer, so its
-//! codes are a state and what FSDP gathers. One that something else than quantized GEMMs reads (a tied
-//! embedding) is quantized where it is gathered.
+//! A weight is quantized in its storage layout, in `Prepare` and behind the optimizer, so its codes are a
+//! state and what FSDP gathers. One that something else than quantized GEMMs reads (a tied embedding), or
+//! whose blocks FSDP cuts, is quantized where it is gathered.
+//!
+//! A GEMM whose operands do not fall into whole blocks stays as it is; [`Graph::unquantized`] says why.
 
+mod block;
+mod emulate;
 mod tensor;
 mod weight;
 
 use cranelift_entity::SecondaryMap;
-use ir::ops::{self, Copies, Granule, Matmul, QuantMatmul, Transpose};
+use ir::ops::{self, Along, Copies, Granule, Matmul, QuantMatmul, Transpose};
 use ir::quant::{Format, GemmRole, QuantSpec, Role, Scaling};
 use ir::{BuildError, Builder, DType, Graph, Node, Op, Phase, Section, Value};
 use rustc_hash::FxHashMap;
 
 use crate::{Pass, PassError};
+use block::BlockWeight;
 use tensor::History;
 use weight::Weight;
 
@@ -42,14 +47,15 @@ impl Pass<Graph> for Quantize {
     }
 
     fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
-        let gemms = Gemms::find(graph);
+        let gemms = Gemms::find(graph)?;
         if gemms.of.values().all(Option::is_none) {
             return Ok(());
         }
         let order = std::mem::take(&mut graph.order);
         let (builder, codes) = (Builder::new(graph), FxHashMap::default());
-        let (histories, weights) = (Vec::new(), Vec::new());
-        let mut walk = Walk { builder, gemms, codes, histories, weights };
+        let (histories, weights, blocks) = (Vec::new(), Vec::new(), Vec::new());
+        let (rounded, seed) = (FxHashMap::default(), None);
+        let mut walk = Walk { builder, gemms, codes, rounded, seed, histories, weights, blocks };
         walk.run(&order).map_err(|it| PassError::Failed {
             code: "PL0303",
             message: it.to_string(),
@@ -66,16 +72,29 @@ struct Gemm {
     specs: [QuantSpec; 2],
 }
 
+impl Gemm {
+    /// Whether it reads the columns of an operand.
+    fn columns(self, operand: usize) -> bool {
+        match self.role {
+            GemmRole::Fprop => false,
+            GemmRole::Dgrad => operand == 1,
+            GemmRole::Wgrad => true,
+        }
+    }
+}
+
 struct Gemms {
     of: SecondaryMap<Node, Option<Gemm>>,
     /// How the weight of a parameter is stored, by index; `None` for one that is not codes.
     weights: Vec<Option<QuantSpec>>,
+    /// The parameter that a value is, as modules read it.
+    param: SecondaryMap<Value, Option<usize>>,
     /// Of each tensor and way to quantize it: whether rows and columns are read.
     copies: FxHashMap<(Value, QuantSpec), [bool; 2]>,
 }
 
 impl Gemms {
-    fn find(graph: &Graph) -> Gemms {
+    fn find(graph: &mut Graph) -> Result<Gemms, PassError> {
         let mut param = SecondaryMap::<Value, Option<usize>>::new();
         for (index, it) in graph.params.iter().enumerate() {
             param[it.full] = Some(index);
@@ -84,33 +103,123 @@ impl Gemms {
             of: SecondaryMap::new(),
             weights: vec![None; graph.params.len()],
             copies: FxHashMap::default(),
+            param,
         };
         let mut readers: Vec<Vec<Option<QuantSpec>>> = vec![Vec::new(); graph.params.len()];
-        for &node in &graph.order {
+        for node in graph.order.clone() {
+            let gemm = match role(graph, node, &res.param) {
+                Some(role) => res.gemm(graph, node, role)?,
+                None => None,
+            };
             let data = &graph.nodes[node];
-            let gemm = role(graph, node, &param).and_then(|it| gemm(graph, node, it));
             res.of[node] = gemm;
             for (operand, &input) in data.inputs.iter().enumerate() {
-                if let Some(index) = param[input] {
+                if let Some(index) = res.param[input] {
                     readers[index].push(gemm.map(|it| it.specs[operand]));
                 }
             }
             let Some(gemm) = gemm else { continue };
             for (operand, (&input, spec)) in data.inputs.iter().zip(gemm.specs).enumerate() {
-                let columns = match gemm.role {
-                    GemmRole::Fprop => false,
-                    GemmRole::Dgrad => operand == 1,
-                    GemmRole::Wgrad => true,
-                };
+                let columns = gemm.columns(operand);
                 res.copies.entry((input, spec)).or_default()[usize::from(columns)] = true;
             }
         }
         for (index, readers) in readers.iter().enumerate() {
             let first = readers.first().copied().flatten();
             let same = readers.iter().all(|it| *it == first);
-            res.weights[index] = first.filter(|_| same && graph.params[index].aliases.is_empty());
+            let data = &graph.params[index];
+            let gathered = graph.producer(data.full).is_some() && data.aliases.is_empty();
+            let keeps = |it: &QuantSpec| block::stays_whole(graph, data.value, *it);
+            res.weights[index] = first.filter(|it| same && gathered && keeps(it));
         }
-        res
+        Ok(res)
+    }
+
+    /// The GEMM as its module's recipe wants it; `None` if it stays as it is.
+    fn gemm(
+        &self,
+        graph: &mut Graph,
+        node: Node,
+        role: GemmRole,
+    ) -> Result<Option<Gemm>, PassError> {
+        let data = &graph.nodes[node];
+        let (recipe, roles) = (&graph.scopes[data.scope].recipe, role.operands());
+        let specs = match roles.map(|it| recipe.spec(it)) {
+            [Some(a), Some(b)] => [a, b],
+            [None, None] => return Ok(None),
+            [a, _] => {
+                let role = if a.is_none() { roles[0] } else { roles[1] };
+                let why = format!("the recipe does not quantize its {}", role_name(role));
+                skip(graph, node, why);
+                return Ok(None);
+            }
+        };
+        if let Some(why) = mismatch(specs) {
+            let [a, b] =
+                [0, 1].map(|it| format!("its {} ({})", role_name(roles[it]), spec_name(specs[it])));
+            let module = graph.scopes[data.scope].path.clone();
+            let gemm = gemm_name(role);
+            return Err(PassError::Failed {
+                code: "PL0304",
+                message: format!("`{module}`: {gemm} cannot multiply {a} and {b}: {why}"),
+                subject: Some(module),
+            });
+        }
+        let gemm = Gemm { role, specs };
+        for (operand, (&value, spec)) in data.inputs.iter().zip(specs).enumerate() {
+            let (columns, weight) = (gemm.columns(operand), self.param[value].is_some());
+            if let Some(why) = block::misfit(graph, value, spec, columns, weight) {
+                skip(graph, node, why);
+                return Ok(None);
+            }
+        }
+        Ok(Some(gemm))
+    }
+}
+
+/// Reports a GEMM that a recipe wants quantized and that is not.
+fn skip(graph: &mut Graph, node: Node, why: String) {
+    let name = graph.values[graph.nodes[node].results[0]].name.clone();
+    graph.unquantized.push((name, why));
+}
+
+/// What no GEMM does, if these operands ask for it.
+fn mismatch(specs: [QuantSpec; 2]) -> Option<&'static str> {
+    let [a, b] = specs.map(|it| it.scaling);
+    let family = |it: Scaling| (it.is_per_tensor(), emulate::is_emulated(it));
+    let square = |it| matches!(it, Scaling::Block { rows: 128, .. });
+    if specs.iter().all(|it| it.format == Format::E5M2) {
+        Some("give one of them E4M3")
+    } else if family(a) != family(b) {
+        Some("give both scales of whole tensors, of blocks of 128, or of blocks of 32 or 16")
+    } else if square(a) && square(b) {
+        Some("give one of them blocks of 1x128")
+    } else {
+        None
+    }
+}
+
+fn gemm_name(role: GemmRole) -> &'static str {
+    match role {
+        GemmRole::Fprop => "fprop",
+        GemmRole::Dgrad => "dgrad",
+        GemmRole::Wgrad => "wgrad",
+    }
+}
+
+fn role_name(role: Role) -> &'static str {
+    match role {
+        Role::Input => "input",
+        Role::Weight => "weight",
+        Role::Grad => "gradient",
+    }
+}
+
+/// `E4M3 in blocks of 1x128`.
+fn spec_name(spec: QuantSpec) -> String {
+    match block::block(spec.scaling) {
+        Some([rows, columns]) => format!("{:?} in blocks of {rows}x{columns}", spec.format),
+        None => format!("{:?} with one scale", spec.format),
     }
 }
 
@@ -130,19 +239,6 @@ fn role(graph: &Graph, node: Node, param: &SecondaryMap<Value, Option<usize>>) -
     }
 }
 
-/// The GEMM as its module's recipe wants it; `None` if one of its operands stays as it is.
-fn gemm(graph: &Graph, node: Node, role: GemmRole) -> Option<Gemm> {
-    let data = &graph.nodes[node];
-    let recipe = &graph.scopes[data.scope].recipe;
-    let operands = match role {
-        GemmRole::Fprop => [Role::Input, Role::Weight],
-        GemmRole::Dgrad => [Role::Grad, Role::Weight],
-        GemmRole::Wgrad => [Role::Grad, Role::Input],
-    };
-    let [Some(a), Some(b)] = operands.map(|it| recipe.spec(it)) else { return None };
-    Some(Gemm { role, specs: [a, b] })
-}
-
 /// A copy of a quantized tensor, as a GEMM reads it.
 #[derive(Debug, Clone)]
 struct Copy {
@@ -152,9 +248,9 @@ struct Copy {
 }
 
 /// The copies of a quantized tensor, made when they are needed.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 struct Codes {
-    rows: Copy,
+    rows: Option<Copy>,
     columns: Option<Copy>,
 }
 
@@ -162,9 +258,14 @@ struct Walk<'a> {
     builder: Builder<'a>,
     gemms: Gemms,
     codes: FxHashMap<(Value, QuantSpec), Codes>,
+    /// What codes stand for, by how they are made and when.
+    rounded: FxHashMap<(Value, QuantSpec, Along, Section), Value>,
+    /// Of stochastic rounding, once it is needed.
+    seed: Option<Value>,
     /// To be updated at the end of the section.
     histories: Vec<History>,
     weights: Vec<Weight>,
+    blocks: Vec<BlockWeight>,
 }
 
 impl Walk<'_> {
@@ -186,6 +287,7 @@ impl Walk<'_> {
                 self.gemm(node, gemm)?;
             }
             self.builder.graph.order.push(node);
+            self.gather_scales(node)?;
         }
         self.close(section)
     }
@@ -194,7 +296,10 @@ impl Walk<'_> {
     fn close(&mut self, section: Section) -> Result<(), BuildError> {
         self.builder.section = section;
         match section {
-            Section::Prepare | Section::Update => self.quantize_weights(section),
+            Section::Prepare | Section::Update => {
+                self.quantize_weights(section)?;
+                self.quantize_block_weights(section)
+            }
             Section::Forward | Section::Backward => self.update_histories(),
         }
     }
@@ -202,12 +307,15 @@ impl Walk<'_> {
     /// Replaces a GEMM by one on codes.
     fn gemm(&mut self, node: Node, gemm: Gemm) -> Result<(), BuildError> {
         let data = self.builder.graph.nodes[node].clone();
-        let columns = match gemm.role {
-            GemmRole::Fprop => [false, false],
-            GemmRole::Dgrad => [false, true],
-            GemmRole::Wgrad => [true, true],
-        };
-        let [a, b] = [0, 1].map(|it| self.copy(data.inputs[it], gemm.specs[it], columns[it]));
+        if gemm.specs.iter().all(|it| emulate::is_emulated(it.scaling)) {
+            for operand in 0..2 {
+                let (spec, columns) = (gemm.specs[operand], gemm.columns(operand));
+                let value = self.rounded(data.inputs[operand], spec, columns)?;
+                self.builder.graph.nodes[node].inputs[operand] = value;
+            }
+            return Ok(());
+        }
+        let [a, b] = [0, 1].map(|it| self.copy(data.inputs[it], gemm.specs[it], gemm.columns(it)));
         let (a, b) = (a?, b?);
         let fast = self.builder.graph.scopes[data.scope].recipe.fast_accumulation(gemm.role);
         let op = QuantMatmul {
@@ -226,22 +334,25 @@ impl Walk<'_> {
     /// Rows or columns of the codes of `value`.
     fn copy(&mut self, value: Value, spec: QuantSpec, columns: bool) -> Result<Copy, BuildError> {
         let key = (value, spec);
-        if !self.codes.contains_key(&key) {
-            let codes = self.quantize(value, spec)?;
-            self.codes.insert(key, codes);
+        let known = self.codes.get(&key).cloned().unwrap_or_default();
+        if let Some(copy) = if columns { &known.columns } else { &known.rows } {
+            return Ok(copy.clone());
         }
-        let codes = self.codes[&key].clone();
-        match (columns, codes.columns) {
-            (false, _) => Ok(codes.rows),
-            (true, Some(columns)) => Ok(columns),
+        let stored = self.gemms.param[value].is_some_and(|it| self.gemms.weights[it].is_some());
+        let codes = match known.rows {
             // A weight is gathered by rows.
-            (true, None) => {
-                let columns = self.transposed(value, &codes.rows)?;
-                let codes = Codes { columns: Some(columns.clone()), ..codes };
-                self.codes.insert(key, codes);
-                Ok(columns)
+            Some(rows) if stored || spec.scaling.is_per_tensor() => {
+                Codes { columns: Some(self.transposed(value, &rows)?), rows: Some(rows) }
             }
-        }
+            rows if !spec.scaling.is_per_tensor() => {
+                let made = self.blocks(value, spec, columns)?;
+                Codes { rows: made.rows.or(rows), columns: made.columns.or(known.columns) }
+            }
+            _ => self.quantize(value, spec)?,
+        };
+        self.codes.insert(key, codes.clone());
+        let copy = if columns { codes.columns } else { codes.rows };
+        Ok(copy.expect("it was made"))
     }
 
     /// Codes of an activation or a gradient, where it is.
@@ -259,16 +370,23 @@ impl Walk<'_> {
             Some([_, true]) => Some(self.transposed(value, &rows)?),
             _ => None,
         };
-        Ok(Codes { rows, columns })
+        Ok(Codes { rows: Some(rows), columns })
     }
 
-    /// Columns of codes whose scale is one number.
+    /// Columns of codes that have the scales of the rows: one number, or those of squares.
     fn transposed(&mut self, value: Value, rows: &Copy) -> Result<Copy, BuildError> {
         let ndim = self.builder.graph.ty(rows.codes).ndim();
-        let perm = std::iter::once(ndim - 1).chain(0..ndim - 1).collect();
-        let name = format!("{}.codes_t", self.name(value));
-        let codes = self.builder.op(&name, Transpose { perm }, &[rows.codes])?;
-        Ok(Copy { codes, ..rows.clone() })
+        let perm: Vec<usize> = std::iter::once(ndim - 1).chain(0..ndim - 1).collect();
+        let name = self.name(value);
+        let op = Transpose { perm };
+        let codes = self.builder.op(&format!("{name}.codes_t"), op.clone(), &[rows.codes])?;
+        let scale_inv = match rows.granule {
+            Granule::Tensor(_) => rows.scale_inv,
+            Granule::Row | Granule::Block => {
+                self.builder.op(&format!("{name}.scale_inv_t"), op, &[rows.scale_inv])?
+            }
+        };
+        Ok(Copy { codes, scale_inv, granule: rows.granule.clone() })
     }
 
     fn name(&self, value: Value) -> String {

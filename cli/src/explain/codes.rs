@@ -218,10 +218,20 @@ pub const CODES: &[Code] = &[
     Code {
         code: "PL0303",
         title: "a GEMM cannot be quantized",
-        text: "A recipe quantizes the operands of projections; the shape of one of them does not fit \
-               its blocks.",
-        example: "A weight of 100 columns under a recipe of blocks of 128.",
-        fix: "Use sizes that blocks divide, or `recipe: Bf16` for the module.",
+        text: "Quantization is ops like all others; operands of one of them do not fit.",
+        example: "A weight in an element type of which there are no codes.",
+        fix: "Compute in f32 or bf16, or give the module `recipe: Bf16`.",
+    },
+    Code {
+        code: "PL0304",
+        title: "no GEMM multiplies operands quantized like these",
+        text: "A recipe quantizes the two operands of a GEMM in ways that do not go together. Both have one \
+               scale per tensor, or both have blocks of 128, or both are of MXFP8 or NVFP4; not both are E5M2, \
+               and not both have blocks of 128x128.",
+        example: "`Custom(input: (format: E4M3, scaling: Current()), weight: (format: E4M3, scaling: Block(rows: \
+                  128, columns: 128)))`.",
+        fix: "Give both operands scalings of one kind, or leave one of them out: the GEMMs that read it then \
+              stay in the compute type.",
     },
     Code {
         code: "PL0401",

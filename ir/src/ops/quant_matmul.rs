@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::factors::letters;
+use crate::ops::tensor::dot;
 use crate::ops::{
     Factors, Gemm, LocalCx, OpDef, Real, Sample, Shape, TypeError, Types, Values, View, ViewMut,
     arity, is_default, ndim_at_least, pieces, same_shape, same_size,
@@ -49,7 +50,8 @@ pub enum Granule {
     /// 128 numbers along the last dim. Scale: the contracted dims, the last of them over 128, then the others;
     /// cuBLASLt's `VEC128`.
     Row,
-    /// 128 x 128 numbers of a matrix. Scale: both dims over 128.
+    /// 128 x 128 numbers along the last contracted dim and the last of the others. Scale: the dims of the
+    /// operand, those two over 128.
     Block,
 }
 
@@ -87,10 +89,13 @@ impl Granule {
                 res.extend_from_slice(&x.shape[..rows]);
                 Ok(res)
             }
-            Granule::Block if x.ndim() == 2 => {
-                Ok(Shape::from_slice(&[over(x.shape[0])?, over(x.shape[1])?]))
+            Granule::Block => {
+                let mut res = x.shape.clone();
+                for dim in [rows - 1, x.ndim() - 1] {
+                    res[dim] = over(res[dim])?;
+                }
+                Ok(res)
             }
-            Granule::Block => Err(TypeError::Attribute { why: "blocks are those of a matrix" }),
         }
     }
 
@@ -113,17 +118,24 @@ impl Granule {
                 let (leading, last) = right.split_at(contracted - 1);
                 [leading, &upper(last), left].concat()
             }
-            Granule::Block => upper(names),
+            Granule::Block => {
+                let splits = self.splits(names, contracted);
+                let part = |it: char| if splits.contains(it) { it.to_ascii_uppercase() } else { it };
+                names.chars().map(part).collect()
+            }
         };
         (dims, scale)
     }
 
     /// Names of dims that this scale splits in two factors.
-    fn splits(&self, names: &str) -> String {
+    fn splits(&self, names: &str, contracted: usize) -> String {
         match self {
             Granule::Tensor(dims) => dims.iter().map(|&it| names.as_bytes()[it] as char).collect(),
             Granule::Row => names.chars().last().into_iter().collect(),
-            Granule::Block => names.to_string(),
+            Granule::Block => {
+                let row = names.as_bytes()[names.len() - contracted - 1] as char;
+                std::iter::once(row).chain(names.chars().last()).collect()
+            }
         }
     }
 
@@ -251,7 +263,7 @@ impl OpDef for QuantMatmul {
         let (a, b) = (inputs[0], inputs[1]);
         let contracted = b.ndim() - 1;
         let names = QuantMatmul::names(a, b);
-        let splits = [self.a.splits(&names[0]), self.b.splits(&names[1])];
+        let splits = [self.a.splits(&names[0], contracted), self.b.splits(&names[1], contracted)];
         let split = splits.concat();
         let (a_text, a_scale) = self.a.notation(&names[0], contracted, &split);
         let (b_text, b_scale) = self.b.notation(&names[1], contracted, &split);
@@ -295,8 +307,7 @@ impl OpDef for QuantMatmul {
                 for segment in 0..segments {
                     let range = segment * length..(segment + 1) * length;
                     let (a_row, b_row) = (&a.data[i * gemm.k..], &b.data[j * gemm.k..]);
-                    let product: T =
-                        a_row[range.clone()].iter().zip(&b_row[range]).map(|(&x, &y)| x * y).sum();
+                    let product = dot(&a_row[range.clone()], &b_row[range]);
                     let at = (i, segment);
                     let a_at = self.a.position(a.shape, inputs[2].shape, at, (gemm.m, segments));
                     let at = (j, segment);
@@ -337,6 +348,7 @@ impl OpDef for QuantMatmul {
             sample(op(tensor(&[0, 2]), tensor(&[0])), &[&[4, 2, 8], &[4, 8], &[2, 2], &[4]]),
             sample(op(tensor(&[1]), tensor(&[1])), &[&[4, 2, 8], &[4, 2, 8], &[2], &[2]]),
             sample(op(Granule::Row, Granule::Block), &[&[2, 3, 256], &[256, 256], &[2, 2, 3], &[2, 2]]),
+            sample(op(Granule::Block, Granule::Row), &[&[2, 128, 256], &[4, 256], &[2, 1, 2], &[2, 4]]),
             sample(op(Granule::Row, Granule::Row), &[&[4, 2, 128], &[2, 2, 128], &[2, 1, 4], &[2, 1, 2]]),
         ]
     }

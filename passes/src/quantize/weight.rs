@@ -39,29 +39,14 @@ impl Walk<'_> {
         let mut computed = FxHashSet::default();
         for param in 0..self.gemms.weights.len() {
             let Some(spec) = self.gemms.weights[param] else { continue };
-            let graph = &mut *self.builder.graph;
-            let data = graph.params[param].clone();
-            let (name, to) = (graph.values[data.value].name.clone(), super::fp8(spec.format));
-            let compute = match data.compute == data.value {
-                false => data.compute,
-                true => {
-                    let ty = graph.ty(data.value).with_dtype(to);
-                    let storage = graph.values[data.value].sharding.clone();
-                    let state = self.builder.leaf(&format!("{name}.compute"), ty, Def::State);
-                    if let Some(storage) = storage {
-                        self.builder.pin(state, storage);
-                    }
-                    state
-                }
-            };
-            let graph = &mut *self.builder.graph;
-            computed.insert(compute);
-            graph.params[param].compute = compute;
-            graph.values[compute].ty.dtype = to;
-            graph.values[data.full].ty.dtype = to;
-            if let Some(gather) = graph.producer(data.full) {
-                graph.nodes[gather].inputs[0] = compute;
+            if !spec.scaling.is_per_tensor() {
+                computed.insert(self.store_blocks(param, spec));
+                continue;
             }
+            computed.insert(self.compute_state(param, super::fp8(spec.format)));
+            let graph = &*self.builder.graph;
+            let data = graph.params[param].clone();
+            let name = graph.values[data.value].name.clone();
             let scale_inv = self.scalar(&format!("{name}.scale_inv"));
             let delayed = match spec.scaling {
                 Scaling::Delayed { history, .. } => {
@@ -71,18 +56,49 @@ impl Walk<'_> {
                 _ => None,
             };
             let rows = Copy { codes: data.full, scale_inv, granule: Granule::default() };
-            self.codes.insert((data.full, spec), Codes { rows, columns: None });
+            self.codes.insert((data.full, spec), Codes { rows: Some(rows), columns: None });
             self.weights.push(Weight { param, spec, scale_inv, delayed });
         }
+        let sources: FxHashMap<Value, usize> =
+            self.blocks.iter().enumerate().map(|(i, it)| (it.source, i)).collect();
         let mut casts = FxHashSet::default();
         self.builder.graph.stores.retain(|it| {
             let stale = computed.contains(&it.state);
-            if stale {
+            if let Some(&block) = sources.get(&it.state) {
+                self.blocks[block].numbers.push((it.section, it.value));
+            } else if stale {
                 casts.insert(it.value);
             }
             !stale
         });
         casts
+    }
+
+    /// The state of a weight, which holds `to` from here on, and is what is gathered.
+    pub(super) fn compute_state(&mut self, param: usize, to: DType) -> Value {
+        let graph = &mut *self.builder.graph;
+        let data = graph.params[param].clone();
+        let compute = match data.compute == data.value {
+            false => data.compute,
+            true => {
+                let name = format!("{}.compute", graph.values[data.value].name);
+                let ty = graph.ty(data.value).with_dtype(to);
+                let storage = graph.values[data.value].sharding.clone();
+                let state = self.builder.leaf(&name, ty, Def::State);
+                if let Some(storage) = storage {
+                    self.builder.pin(state, storage);
+                }
+                state
+            }
+        };
+        let graph = &mut *self.builder.graph;
+        graph.params[param].compute = compute;
+        graph.values[compute].ty.dtype = to;
+        graph.values[data.full].ty.dtype = to;
+        let gather =
+            graph.producer(data.full).expect("a weight that is stored as codes is gathered");
+        graph.nodes[gather].inputs[0] = compute;
+        compute
     }
 
     /// A state of one number.
