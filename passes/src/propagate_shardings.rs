@@ -147,7 +147,7 @@ fn factors(graph: &Graph, node: Node) -> Factors {
 
 struct Walk<'a> {
     builder: Builder<'a>,
-    /// Gathered parameters and data, and their transposes.
+    /// Gathered parameters and data, their transposes and their codes.
     placed: SecondaryMap<Value, bool>,
     /// Other layouts of each value that exist already.
     copies: SecondaryMap<Value, SmallVec<[Value; 2]>>,
@@ -188,8 +188,17 @@ impl Walk<'_> {
         };
         self.apply(node, &factors, &choice);
         let data = &self.builder.graph.nodes[node];
-        if let Op::Transpose(_) = data.op {
-            self.placed[data.results[0]] = self.placed[data.inputs[0]];
+        match data.op {
+            Op::Transpose(_)
+            | Op::Quantize(_)
+            | Op::QuantizeBlock(_)
+            | Op::RoundMx(_)
+            | Op::RoundNvFp4(_) => {
+                let placed = self.placed[data.inputs[0]];
+                data.results.iter().for_each(|&it| self.placed[it] = placed);
+            }
+            // What others make of a weight is no weight.
+            _ => (),
         }
         Ok(())
     }
