@@ -262,3 +262,29 @@ fn a_history_is_one_over_all_axes_on_which_its_tensor_varies() {
         }
     }
 }
+
+/// NVFP4 has a scale of the tensor above those of blocks, blocks of 128 and MXFP8 have none.
+#[test]
+fn recipes_of_blocks_say_what_amaxes_they_have() {
+    for (recipe, scaling) in [
+        ("Float8BlockScaling()", ScalingKind::Block),
+        ("MXFP8BlockScaling()", ScalingKind::Block),
+        ("NVFP4BlockScaling()", ScalingKind::NvFp4),
+    ] {
+        let plan = compile(&llama(), "2x2x2", &[("recipe", recipe)]).plan;
+        // Projections that tp cuts within a block of 128 stay in bf16.
+        let gemms = scaled_gemms(&plan);
+        assert!(!gemms.is_empty(), "{recipe}");
+        for it in gemms.iter().flat_map(|it| &it.operands) {
+            assert_eq!(it.scaling, scaling, "{recipe}: {}", it.tensor);
+            if scaling == ScalingKind::Block {
+                assert_eq!((it.group, it.reason), (AxisSet::EMPTY, Reason::Blocks), "{recipe}");
+            }
+        }
+        for it in operands(&plan, Role::Weight) {
+            assert!(it.tensor.ends_with("_proj.weight"), "{recipe}: {}", it.tensor);
+            let axes = if scaling == ScalingKind::Block { "" } else { "dp_shard, tp" };
+            assert_eq!(plan.mesh.names(it.group), axes, "{recipe}: {}", it.tensor);
+        }
+    }
+}

@@ -2,6 +2,7 @@
 
 use bench::{compile, example};
 use criterion::{Criterion, criterion_group, criterion_main};
+use ir::quant::{Float8CurrentScaling, Recipe};
 
 fn models(c: &mut Criterion) {
     let mut group = c.benchmark_group("compile");
@@ -16,6 +17,9 @@ fn models(c: &mut Criterion) {
         let model = example(name);
         group.bench_function(format!("{name} on {mesh}"), |b| b.iter(|| compile(&model, mesh)));
     }
+    let mut model = example("llama3-405b");
+    model.recipe = Recipe::Float8CurrentScaling(Float8CurrentScaling::default());
+    group.bench_function("llama3-405b in FP8 on 2048x8", |b| b.iter(|| compile(&model, "2048x8")));
     group.finish();
 }
 

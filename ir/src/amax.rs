@@ -14,14 +14,13 @@
 
 use cranelift_entity::SecondaryMap;
 
-use crate::DType;
 use crate::graph::Name;
-use crate::ops::{Granule, Op, QuantMatmul};
+use crate::ops::{Copies, Op};
 use crate::placement::AxisSet;
 use crate::plan::{self, Buffer, Instruction, Plan, PlanSection};
-use crate::quant::{GemmRole, Role};
+use crate::quant::{Format, GemmRole, Role};
 
-/// A GEMM that multiplies codes.
+/// A GEMM that multiplies codes, or what they stand for where no hardware does.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScaledGemm {
     /// What it makes.
@@ -39,8 +38,8 @@ pub struct ScaledOperand {
     pub tensor: Name,
     /// What that is to the GEMM.
     pub role: Role,
-    /// Element type of the codes.
-    pub dtype: DType,
+    /// Of the codes.
+    pub format: Format,
     /// How its scales are made.
     pub scaling: ScalingKind,
     /// Axes over which its amax is reduced.
@@ -60,6 +59,8 @@ pub enum ScalingKind {
     Delayed,
     /// From the amax of each block.
     Block,
+    /// From the amax of each block, below a scale from the tensor's own amax.
+    NvFp4,
 }
 
 impl ScalingKind {
@@ -69,6 +70,7 @@ impl ScalingKind {
             ScalingKind::Current => "current",
             ScalingKind::Delayed => "delayed",
             ScalingKind::Block => "block",
+            ScalingKind::NvFp4 => "nvfp4",
         }
     }
 }
@@ -78,12 +80,13 @@ impl ScalingKind {
 pub enum Reason {
     /// A weight: all axes that shard it and that its `weight_mesh` does not leave out.
     Sharded,
-    /// An activation or a gradient: the axes over which its codes are gathered; over others it cannot be cut
-    /// into equal pieces.
+    /// An activation or a gradient that is put together; each axis of the group is in one of the three.
     Gathered {
-        /// Those in the group.
-        over: AxisSet,
-        /// The others in the group.
+        /// Its codes are gathered over these.
+        codes: AxisSet,
+        /// It is gathered over these before it is quantized.
+        before: AxisSet,
+        /// These do not cut it into equal pieces of the dims that can be in pieces.
         uneven: AxisSet,
     },
     /// One state for all ranks.
@@ -97,17 +100,14 @@ pub enum Reason {
 /// All GEMMs on codes, in program order.
 pub fn scaled_gemms(plan: &Plan) -> Vec<ScaledGemm> {
     let makers = Makers::of(plan);
-    let gemm = |it: &Instruction| match it {
-        Instruction::Compute { op: Op::QuantMatmul(op), args, results, .. } => {
-            Some(makers.gemm(op, args, results[0]))
-        }
-        Instruction::Compute { .. }
-        | Instruction::Collective { .. }
+    let compute = |it: &Instruction| match it {
+        Instruction::Compute { op, args, results, .. } => makers.gemm(op, args, results[0]),
+        Instruction::Collective { .. }
         | Instruction::Copy { .. }
         | Instruction::Record { .. }
         | Instruction::Wait { .. } => None,
     };
-    plan.timeline(&PlanSection::ALL).filter_map(|it| gemm(it.1)).collect()
+    plan.timeline(&PlanSection::ALL).filter_map(|it| compute(it.1)).collect()
 }
 
 /// The instruction that first makes what is in a buffer.
@@ -140,76 +140,137 @@ impl<'a> Makers<'a> {
         Makers { plan, of }
     }
 
-    fn gemm(&self, op: &QuantMatmul, args: &[Buffer], result: Buffer) -> ScaledGemm {
-        let (a, b) = (self.operand(&op.a, args[0], args[2]), self.operand(&op.b, args[1], args[3]));
-        let role = match (b.is_param, b.columns) {
-            (true, false) => GemmRole::Fprop,
-            (true, true) => GemmRole::Dgrad,
-            (false, _) => GemmRole::Wgrad,
-        };
-        let [a_role, b_role] = role.operands();
-        let operands = [a.named(a_role), b.named(b_role)];
-        ScaledGemm { name: self.plan.buffers[result].name.clone(), role, operands }
+    fn gemm(&self, op: &Op, args: &[Buffer], result: Buffer) -> Option<ScaledGemm> {
+        let name = self.plan.buffers[result].name.clone();
+        match op {
+            Op::QuantMatmul(_) => {
+                let a = self.operand(args[0], Some(args[2]))?;
+                let b = self.operand(args[1], Some(args[3]))?;
+                let role = match (b.is_param, b.columns) {
+                    (true, false) => GemmRole::Fprop,
+                    (true, true) => GemmRole::Dgrad,
+                    (false, _) => GemmRole::Wgrad,
+                };
+                Some(ScaledGemm { name, role, operands: named(role, a, b) })
+            }
+            Op::Matmul(op) => {
+                let (a, b) = (self.operand(args[0], None)?, self.operand(args[1], None)?);
+                let role = match (op.transpose_a, op.transpose_b) {
+                    (true, _) => GemmRole::Wgrad,
+                    (false, true) => GemmRole::Fprop,
+                    (false, false) => GemmRole::Dgrad,
+                };
+                Some(ScaledGemm { name, role, operands: named(role, a, b) })
+            }
+            // Nothing else has a form for codes.
+            _ => None,
+        }
     }
 
-    fn operand(&self, granule: &Granule, codes: Buffer, scale: Buffer) -> Operand {
-        let buffers = &self.plan.buffers;
-        let dtype = buffers[codes].ty.dtype;
+    /// An operand and its inverse scale, if that is another; `None` if it has not been quantized.
+    fn operand(&self, codes: Buffer, inverse: Option<Buffer>) -> Option<Operand> {
         let codes = self.origin(codes);
-        let columns_made = match codes.op {
-            Some((Op::Quantize(op), _)) => {
-                let n_results = usize::from(op.copies.rows()) + usize::from(op.copies.columns());
-                let results = self.of[codes.buffer].map(Instruction::writes).unwrap_or_default();
-                let last = results.get(n_results - 1) == Some(&codes.buffer);
-                op.copies.columns() && last
-            }
-            _ => false,
+        let (op, args) = codes.op?;
+        let buffers = &self.plan.buffers;
+        let dtype = buffers[codes.buffer].ty.dtype;
+        let columns = |it: Copies| match it {
+            Copies::Rows => false,
+            Copies::Columns => true,
+            // Rows come first.
+            Copies::Both => self.of[codes.buffer].is_some_and(|it| it.writes()[0] != codes.buffer),
         };
-        let tensor = codes.op.and_then(|it| it.1.first()).map_or(codes.buffer, |it| *it);
-        let source = self.cast_from(tensor);
-        let is_param = buffers[source].role == plan::Role::Param;
-        let tensor = buffers[if is_param { source } else { tensor }].name.clone();
-        let columns = columns_made != codes.transposed;
-        let mut res = ScaledOperand {
-            tensor,
+        let (format, columns, amax) = match op {
+            Op::Quantize(op) => (dtype.fp8()?, columns(op.copies), None),
+            Op::QuantizeBlock(op) => (dtype.fp8()?, columns(op.copies), None),
+            Op::RoundMx(op) => (op.to.fp8()?, false, None),
+            Op::RoundNvFp4(_) => (Format::E2M1, false, Some(args[1])),
+            // What else makes an operand does not quantize it.
+            _ => return None,
+        };
+        let (tensor, is_param) = self.tensor(args[0]);
+        let mut data = ScaledOperand {
+            tensor: buffers[tensor].name.clone(),
             role: Role::Input,
-            dtype,
+            format,
             scaling: ScalingKind::Block,
             group: AxisSet::EMPTY,
             varies: AxisSet::EMPTY,
             reason: Reason::Blocks,
         };
-        if let Granule::Tensor(_) = granule {
-            self.scale(&mut res, scale, codes.moved, is_param);
+        let scale = match (op, inverse) {
+            (Op::Quantize(_), Some(inverse)) => Some(self.scale(inverse)),
+            (Op::RoundNvFp4(_), _) => amax.map(|it| (ScalingKind::NvFp4, it, Some(it))),
+            _ => None,
+        };
+        if let Some((scaling, scale, amax)) = scale {
+            data.scaling = scaling;
+            self.explain(&mut data, scale, amax, args[0], codes.moved, is_param);
         }
-        Operand { data: res, is_param, columns }
+        Some(Operand { data, is_param, columns: columns != codes.transposed })
     }
 
-    /// Fills in what is to be said of the scale of a tensor, given as its inverse.
-    fn scale(&self, res: &mut ScaledOperand, inverse: Buffer, moved: AxisSet, is_param: bool) {
+    /// How a scale is made that is given as its inverse, where, and from which amax.
+    fn scale(&self, inverse: Buffer) -> (ScalingKind, Buffer, Option<Buffer>) {
         let scale = self.origin(inverse);
-        res.varies = self.plan.buffers[scale.buffer].sharding.sharded_axes();
-        let amax = match scale.op {
+        match scale.op {
             Some((Op::DelayedScale(_), args)) => {
-                res.scaling = ScalingKind::Delayed;
-                let update = self.origin(args[0]);
-                update.op.and_then(|(_, args)| args.get(1)).map(|&it| self.origin(it))
+                let update = self.origin(args[0]).op;
+                let amax = update.and_then(|(_, args)| args.get(1)).copied();
+                (ScalingKind::Delayed, scale.buffer, amax)
             }
-            Some((_, args)) => {
-                res.scaling = ScalingKind::Current;
-                args.first().map(|&it| self.origin(it))
-            }
-            None => None,
-        };
-        res.group = amax.map_or(AxisSet::EMPTY, |it| it.reduced);
-        let (over, uneven) = (res.group.intersect(moved), res.group.minus(moved));
+            Some((_, args)) => (ScalingKind::Current, scale.buffer, args.first().copied()),
+            None => (ScalingKind::Current, scale.buffer, None),
+        }
+    }
+
+    /// Fills in over what a scale agrees, over what it varies, and why. `x` is what was quantized, `moved` are
+    /// axes over which its codes are gathered.
+    fn explain(
+        &self,
+        res: &mut ScaledOperand,
+        scale: Buffer,
+        amax: Option<Buffer>,
+        x: Buffer,
+        moved: AxisSet,
+        is_param: bool,
+    ) {
+        let sharded = |it: Buffer| self.plan.buffers[it].sharding.sharded_axes();
+        res.varies = sharded(scale);
+        let amax = amax.map(|it| self.origin(it));
+        res.group = amax.as_ref().map_or(AxisSet::EMPTY, |it| it.reduced);
         res.reason = match res.scaling {
-            ScalingKind::Delayed => Reason::History,
             ScalingKind::Block => Reason::Blocks,
-            ScalingKind::Current if res.group.is_empty() => Reason::Nothing,
-            ScalingKind::Current if is_param => Reason::Sharded,
-            ScalingKind::Current => Reason::Gathered { over, uneven },
+            ScalingKind::Delayed => Reason::History,
+            ScalingKind::Current | ScalingKind::NvFp4 if res.group.is_empty() => Reason::Nothing,
+            ScalingKind::Current | ScalingKind::NvFp4 if is_param => Reason::Sharded,
+            ScalingKind::Current | ScalingKind::NvFp4 => {
+                let of = amax.and_then(|it| it.op).and_then(|it| it.1.first()).map_or(x, |it| *it);
+                let codes = res.group.intersect(moved);
+                let before = res.group.minus(codes).intersect(sharded(of).minus(sharded(x)));
+                Reason::Gathered { codes, before, uneven: res.group.minus(codes).minus(before) }
+            }
         };
+    }
+
+    /// What was quantized, as the model calls it, and whether it is a parameter.
+    fn tensor(&self, x: Buffer) -> (Buffer, bool) {
+        let mut named = x;
+        let mut buffer = x;
+        loop {
+            if self.plan.buffers[buffer].role == plan::Role::Param {
+                return (buffer, true);
+            }
+            let origin = self.origin(buffer);
+            match origin.op {
+                Some((Op::Hadamard(_), args)) => {
+                    buffer = args[0];
+                    named = buffer;
+                }
+                Some((Op::Cast(_), args)) => buffer = args[0],
+                _ if origin.buffer == buffer => return (named, false),
+                _ => buffer = origin.buffer,
+            }
+        }
     }
 
     /// Follows a value to the op that made it, past what moves, copies or permutes it.
@@ -244,18 +305,6 @@ impl<'a> Makers<'a> {
             return Origin { buffer, op, moved, reduced, transposed };
         }
     }
-
-    /// What a value was before casts and moves; it is looked at to recognize parameters.
-    fn cast_from(&self, buffer: Buffer) -> Buffer {
-        if self.plan.buffers[buffer].role == plan::Role::Param {
-            return buffer;
-        }
-        let origin = self.origin(buffer);
-        match origin.op {
-            Some((Op::Cast(_), args)) => self.cast_from(args[0]),
-            _ => origin.buffer,
-        }
-    }
 }
 
 /// An operand of which it is not said yet what it is to the GEMM.
@@ -265,8 +314,7 @@ struct Operand {
     columns: bool,
 }
 
-impl Operand {
-    fn named(self, role: Role) -> ScaledOperand {
-        ScaledOperand { role, ..self.data }
-    }
+fn named(role: GemmRole, a: Operand, b: Operand) -> [ScaledOperand; 2] {
+    let [a_role, b_role] = role.operands();
+    [ScaledOperand { role: a_role, ..a.data }, ScaledOperand { role: b_role, ..b.data }]
 }

@@ -160,7 +160,7 @@ fn split(graph: &mut Graph, uses: &Uses, amax: Node) -> Group {
         return history;
     }
     let spread = graph.sharding(x).sharded_axes();
-    let moved = moved_over(graph, uses, &quantized);
+    let moved = moved_over(graph, uses, x, &quantized);
     let shared = uses.param[x].map_or(AxisSet::EMPTY, |it| weight_mesh(graph, it));
     let free = spread.minus(moved).minus(shared);
     let Some(pieces) = pieces(graph, x, free) else {
@@ -215,11 +215,13 @@ fn declared(graph: &Graph, param: usize) -> Option<AxisSet> {
     graph.scopes[graph.params[param].scope].weight_mesh.or(graph.weight_mesh)
 }
 
-/// Axes over which what `quantized` make is put together on the way to where it is multiplied.
-fn moved_over(graph: &Graph, uses: &Uses, quantized: &[Node]) -> AxisSet {
+/// Axes over which `x` is put together on the way to `quantized`, and what these make on the way to where it is
+/// multiplied.
+fn moved_over(graph: &Graph, uses: &Uses, x: Value, quantized: &[Node]) -> AxisSet {
     let mut res = AxisSet::EMPTY;
     let mut stack: SmallVec<[Value; 8]> = SmallVec::new();
     for &node in quantized {
+        res = res.union(moved(graph, x, graph.nodes[node].inputs[0]));
         stack.extend_from_slice(&graph.nodes[node].results);
     }
     while let Some(codes) = stack.pop() {

@@ -3,7 +3,7 @@
 use ir::amax::{Reason, ScaledGemm, ScaledOperand, ScalingKind, scaled_gemms};
 use ir::placement::AxisSet;
 use ir::plan::Plan;
-use ir::quant::{GemmRole, Role};
+use ir::quant::{Format, GemmRole, Role};
 use serde::Serialize;
 
 use crate::table::{elided, grouped, plural, wrapped};
@@ -24,7 +24,7 @@ struct OperandView {
     /// `x`, `w` or `dy`.
     role: &'static str,
     tensor: String,
-    dtype: &'static str,
+    format: Format,
     scaling: &'static str,
     /// The user's axes, or parts of them.
     group: Option<GroupView>,
@@ -49,7 +49,7 @@ pub fn amaxes(plan: &Plan) -> Vec<GemmView> {
 /// The list, layers folded.
 pub fn amaxes_text(list: &[GemmView]) -> String {
     if list.is_empty() {
-        return "\nNo GEMM multiplies codes: no module has a recipe but `Bf16`.\n".to_string();
+        return "\nNo GEMM multiplies codes: no module has a recipe.\n".to_string();
     }
     let mut folded: Vec<(u64, GemmView)> = Vec::new();
     for it in list {
@@ -108,17 +108,22 @@ impl OperandView {
                 names(operand.group.union(operand.varies)),
                 names(operand.group)
             ),
-            Reason::Gathered { over, uneven: AxisSet::EMPTY } => {
-                format!("gathered over {} in FP8 (sequence parallelism)", names(over))
+            Reason::Gathered { codes, before, uneven } => {
+                let quantized = match operand.scaling {
+                    ScalingKind::NvFp4 => "once it is rounded (sequence parallelism)",
+                    ScalingKind::Current | ScalingKind::Delayed | ScalingKind::Block => {
+                        "in FP8 (sequence parallelism)"
+                    }
+                };
+                let parts = [
+                    (codes, "gathered over", quantized),
+                    (before, "gathered over", "before it is quantized"),
+                    (uneven, "over", "it is not in equal pieces"),
+                ];
+                let parts = parts.into_iter().filter(|it| !it.0.is_empty());
+                let text = |(axes, verb, what)| format!("{verb} {} {what}", names(axes));
+                parts.map(text).collect::<Vec<_>>().join(", ")
             }
-            Reason::Gathered { over: AxisSet::EMPTY, uneven } => {
-                format!("{} cuts no equal, contiguous pieces", names(uneven))
-            }
-            Reason::Gathered { over, uneven } => format!(
-                "gathered over {} in FP8 (sequence parallelism), and {} cuts no equal, contiguous pieces",
-                names(over),
-                names(uneven)
-            ),
             Reason::History => "history: one state over all axes that shard it".to_string(),
             Reason::Nothing if operand.varies.is_empty() => "every rank has all of it".to_string(),
             Reason::Nothing => "multiplied where it is made".to_string(),
@@ -131,7 +136,7 @@ impl OperandView {
                 Role::Grad => "dy",
             },
             tensor: operand.tensor,
-            dtype: operand.dtype.name(),
+            format: operand.format,
             scaling: operand.scaling.name(),
             group: (operand.scaling != ScalingKind::Block && !operand.group.is_empty())
                 .then_some(group),
@@ -156,6 +161,6 @@ impl OperandView {
             "" => String::new(),
             axes => format!("; the scale varies over {axes}"),
         };
-        format!("{}, {group}: {}{varies}", self.dtype, self.reason)
+        format!("{:?}, {group}: {}{varies}", self.format, self.reason)
     }
 }
