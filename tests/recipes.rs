@@ -191,7 +191,8 @@ fn train_on_text(mesh: &str, recipe: &str) -> (f64, f64) {
     let repo = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let source = std::fs::read_to_string(repo.join("examples/llama-tiny.ron")).unwrap();
     let model =
-        ir::model::parse_with(&source, &[("precision.compute", "bf16"), ("recipe", recipe)]).unwrap();
+        ir::model::parse_with(&source, &[("precision.compute", "bf16"), ("recipe", recipe)])
+            .unwrap();
     let graph = ir::model::elaborate(&model, &ir::model::MeshSpec::parse(mesh).unwrap()).unwrap();
     let plan = codegen::compile(graph, &codegen::Options::default()).unwrap().plan;
     let session = Session::new(&plan, &SessionOptions::default()).unwrap();
