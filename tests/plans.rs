@@ -92,6 +92,67 @@ fn gathers_are_in_bf16() {
     }
 }
 
+const FP8: (&str, &str) = ("recipe", "Float8CurrentScaling()");
+
+/// Weights' amaxes are reduced in one call, which is not in the step but behind the optimizer; what FSDP gathers
+/// for the GEMMs is a byte an element.
+#[test]
+fn an_fp8_step_reduces_amaxes_of_weights_once_and_gathers_bytes() {
+    let plan = compile(&example("llama-tiny-fp8"), "2x4", &[]);
+    let quantized = |name: &str| name.contains("_proj");
+    let (mut reductions, mut gathered) = (Vec::new(), 0);
+    for section in [PlanSection::Step, PlanSection::Update] {
+        for instruction in plan.section(section) {
+            let Instruction::Collective { kind, comm, parts, .. } = instruction else { continue };
+            let names: Vec<&str> = parts.iter().map(|it| &*plan.buffers[it.src].name).collect();
+            match kind {
+                ir::ops::CollectiveKind::AllReduce(ir::placement::ReduceOp::Max)
+                    if names.iter().any(|it| it.contains("weight")) =>
+                {
+                    reductions.push((section, plan.mesh.names(plan.comms[*comm]), names.len()));
+                }
+                ir::ops::CollectiveKind::AllGather
+                    if plan.mesh.names(plan.comms[*comm]) == "dp" =>
+                {
+                    for part in parts.iter().filter(|it| quantized(&plan.buffers[it.src].name)) {
+                        let data = &plan.buffers[part.dst];
+                        assert_eq!(data.ty.dtype, ir::DType::E4M3, "{}", data.name);
+                        gathered += 1;
+                    }
+                }
+                _ => (),
+            }
+        }
+    }
+    // 4 layers of 7 projections.
+    assert_eq!(reductions, [(PlanSection::Update, "dp, tp".to_string(), 28)]);
+    assert!(gathered >= 28, "{gathered} weights are gathered");
+}
+
+/// Llama-3-8B in FP8 against itself in bf16, where both gather weights again for the backward pass.
+#[test]
+fn fp8_sends_three_quarters_of_the_bytes_of_bf16() {
+    let summary = |set: &[(&str, &str)]| Summary::of(&compile(&example("llama3-8b"), "2x4", set));
+    let (bf16, fp8) = (summary(&[]), summary(&[FP8]));
+    let tp_gathers = |it: &Summary| -> u64 {
+        let of =
+            it.collectives.iter().filter(|it| it.kind == "all_gather" && it.axes.starts_with("tp"));
+        of.map(|it| it.wire_bytes).sum()
+    };
+    let whole = bf16.wire_bytes() as f64;
+    let ratio = fp8.wire_bytes() as f64 / whole;
+    let in_bf16 = fp8.wire_bytes() - tp_gathers(&fp8) + tp_gathers(&bf16);
+    let weights_only = in_bf16 as f64 / whole;
+    println!(
+        "8B on 2x4, ring wire, FP8 over bf16: {ratio:.3}; activations in bf16: {weights_only:.3}"
+    );
+    assert!(ratio <= 0.74, "{ratio}");
+    assert!(weights_only <= 0.87, "{weights_only}");
+    assert_eq!(fp8.amax_groups.len(), 1, "{:?}", fp8.amax_groups);
+    assert_eq!((fp8.amax_groups[0].axes.as_str(), fp8.amax_groups[0].weights), ("dp, tp", 224));
+    assert_eq!(bf16.amax_groups, []);
+}
+
 /// The toy of `docs/baselines.md`: 4 layers, d 512, 8 heads, 4 KV, ffn 1536, vocabulary 32000, sequence
 /// 512, global batch 8.
 #[test]

@@ -22,6 +22,8 @@ mod fused;
 mod harness;
 #[path = "reports/loss.rs"]
 mod loss;
+#[path = "reports/quantization.rs"]
+mod quantization;
 #[path = "reports/random.rs"]
 mod random;
 #[path = "reports/tensor_parallel.rs"]

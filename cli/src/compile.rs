@@ -129,10 +129,10 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         Err(error) => &error.dumps,
     };
     dump(args, dumps)?;
-    let codegen::Compiled { plan, times, dumps, moves, unquantized } =
-        result.map_err(|it| file.pass_failure(&it.error))?;
+    let compiled = result.map_err(|it| file.pass_failure(&it.error))?;
 
-    let findings = lint::findings(&plan, &moves);
+    let findings = lint::findings(&compiled);
+    let codegen::Compiled { plan, times, dumps, moves, unquantized, .. } = compiled;
     let times = Times { elaborate, passes: times, total };
     if let Some(emit) = args.emit {
         let text = match emit_after {
@@ -326,7 +326,9 @@ impl Compiled {
                 axes => format!("{} over {axes}", plural(it.weights, "weight")),
             })
             .collect();
-        labelled(&mut res, "amax groups", &groups.join("; "));
+        if !groups.is_empty() {
+            labelled(&mut res, "amax groups", &groups.join("; "));
+        }
         let parts: Vec<String> = times
             .parts()
             .iter()

@@ -1,5 +1,6 @@
-//! `planc inspect`: which rank holds what, what is sent, what is in memory.
+//! `planc inspect`: which rank holds what, what is sent, what is in memory, which scales agree.
 
+mod amax;
 mod costs;
 mod tensors;
 
@@ -12,6 +13,7 @@ use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::grouped;
 use crate::words::{mesh_text, refinements};
 
+use amax::{GemmView, amaxes, amaxes_text};
 use costs::{CollectiveView, MemoryView, collectives, collectives_text};
 use tensors::{TensorView, tensors};
 
@@ -20,7 +22,7 @@ const LISTED_RANKS: u64 = 16;
 /// Ranks listed at most when a coordinate leaves axes free.
 const CHOSEN_RANKS: usize = 1024;
 
-/// Shows a plan: placements, collectives, memory.
+/// Shows a plan: placements, collectives, memory, amax groups.
 ///
 /// Placements are those of the parameters, in PyTorch's notation (one entry for each axis of the mesh)
 /// and in planc's (one entry for each dimension of the tensor, axes major to minor), with the
@@ -44,6 +46,9 @@ pub struct Args {
     /// What is in memory at its peak instead of placements.
     #[arg(long)]
     memory: bool,
+    /// Over which ranks the scales of GEMMs on codes agree, and why, instead of placements.
+    #[arg(long)]
+    amax: bool,
 }
 
 /// Runs the command.
@@ -70,6 +75,8 @@ struct View {
     collectives: Option<Vec<CollectiveView>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<MemoryView>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    amax: Option<Vec<GemmView>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -95,7 +102,7 @@ struct AxisView {
 impl View {
     fn of(plan: &Plan, args: &Args) -> Outcome<View> {
         let listed = ranks(&plan.mesh, args.coord.as_deref())?;
-        let wants_tensors = !(args.collectives || args.memory) || args.param.is_some();
+        let wants_tensors = !(args.collectives || args.memory || args.amax) || args.param.is_some();
         let tensors = match wants_tensors {
             true => Some(tensors(plan, args.param.as_deref(), args.states, &listed)?),
             false => None,
@@ -106,6 +113,7 @@ impl View {
             tensors,
             collectives: args.collectives.then(|| collectives(plan)),
             memory: args.memory.then(|| MemoryView::of(plan)),
+            amax: args.amax.then(|| amaxes(plan)),
         })
     }
 
@@ -128,6 +136,9 @@ impl View {
         }
         if let Some(memory) = &self.memory {
             res.push_str(&memory.text());
+        }
+        if let Some(amaxes) = &self.amax {
+            res.push_str(&amaxes_text(amaxes));
         }
         res
     }

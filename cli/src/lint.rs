@@ -1,9 +1,11 @@
 //! What is legal in a plan and probably not meant.
 
-use ir::graph::Move;
-use ir::placement::AxisSet;
+use ir::graph::{Move, WeightMeshLint, WeightMeshProblem};
+use ir::placement::{AxisSet, Mesh};
 use ir::plan::Plan;
 use serde::Serialize;
+
+use crate::words::user_axes;
 
 /// What to look for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
@@ -13,9 +15,9 @@ pub enum Lint {
     Uneven,
     /// A weight of which some ranks hold nothing.
     EmptyShards,
-    /// A weight that is sharded outside `weight_mesh`: the scale of its quantized form would differ
-    /// between parts of one tensor.
-    SplitScale,
+    /// A declared `weight_mesh` that does not name the axes that shard its weights, so that scales vary
+    /// over some, or that names others.
+    Amax,
     /// A weight or a batch of data that is moved, although the model says where it lives.
     Moved,
 }
@@ -27,28 +29,18 @@ pub struct Finding {
     pub lint: Lint,
     /// Names of tensors.
     pub tensors: Vec<String>,
+    /// What is the matter with them, to follow their names.
+    pub what: String,
 }
 
 impl Lint {
-    const OF_PARAMS: [Lint; 3] = [Lint::Uneven, Lint::EmptyShards, Lint::SplitScale];
-
     /// As on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Lint::Uneven => "uneven",
             Lint::EmptyShards => "empty-shards",
-            Lint::SplitScale => "split-scale",
+            Lint::Amax => "amax",
             Lint::Moved => "moved",
-        }
-    }
-
-    /// What is the matter with its tensors.
-    pub fn what(self) -> &'static str {
-        match self {
-            Lint::Uneven => "have shards of different sizes, padded to the largest",
-            Lint::EmptyShards => "have ranks that hold nothing of them",
-            Lint::SplitScale => "are sharded over axes outside `weight_mesh`",
-            Lint::Moved => "are moved in every step, although the model places them",
         }
     }
 
@@ -61,36 +53,69 @@ impl Lint {
                 let last: Vec<u32> = mesh.axes.iter().map(|it| it.size - 1).collect();
                 data.sharding.extents(&data.ty.shape, mesh, &last).contains(&0)
             }
-            Lint::SplitScale => {
-                let outside: AxisSet = data.sharding.sharded_axes().minus(plan.weight_mesh);
-                data.ty.ndim() >= 2 && !outside.is_empty()
-            }
-            Lint::Moved => false,
+            Lint::Amax | Lint::Moved => false,
         }
     }
 }
 
-/// What there is to say about a plan, and about the moves that were chosen for it.
-pub fn findings(plan: &Plan, moves: &[Move]) -> Vec<Finding> {
-    let tensors = |lint: Lint| -> Vec<String> {
+/// What there is to say about a compiled model.
+pub fn findings(compiled: &codegen::Compiled) -> Vec<Finding> {
+    let codegen::Compiled { plan, moves, weight_mesh_lints, .. } = compiled;
+    let of_params = |lint: Lint, what: &str| {
         let found = plan.params.iter().filter(|it| lint.finds(plan, it.buffer));
-        found.map(|it| plan.buffers[it.buffer].name.clone()).collect()
+        let tensors = found.map(|it| plan.buffers[it.buffer].name.clone()).collect();
+        Finding { lint, tensors, what: what.to_string() }
     };
-    let of_params = Lint::OF_PARAMS.into_iter();
-    let of_params = of_params.map(|lint| Finding { lint, tensors: tensors(lint) });
-    let moved = moves.iter().filter(|it| it.placed).map(|it| it.value.clone()).collect();
-    let all = of_params.chain([Finding { lint: Lint::Moved, tensors: moved }]);
-    all.filter(|it| !it.tensors.is_empty()).collect()
+    let mut res = vec![
+        of_params(Lint::Uneven, "have shards of different sizes, padded to the largest"),
+        of_params(Lint::EmptyShards, "have ranks that hold nothing of them"),
+        moved(moves),
+    ];
+    res.extend(weight_mesh_lints.iter().map(|it| amax(it, &plan.mesh)));
+    res.retain(|it| !it.tensors.is_empty());
+    res
+}
+
+fn moved(moves: &[Move]) -> Finding {
+    let tensors = moves.iter().filter(|it| it.placed).map(|it| it.value.clone()).collect();
+    let what = "are moved in every step, although the model places them".to_string();
+    Finding { lint: Lint::Moved, tensors, what }
+}
+
+fn amax(lint: &WeightMeshLint, mesh: &Mesh) -> Finding {
+    let names = |axes: AxisSet| user_axes(mesh, &mesh.names(axes), ", ");
+    let axes = names(lint.axes);
+    let (declared, sharded) = (names(lint.weight_mesh), names(lint.sharded));
+    let misses = format!(
+        "are sharded over {sharded}, of which `weight_mesh` ({declared}) misses {axes}: their scales"
+    );
+    let what = match lint.problem {
+        WeightMeshProblem::Varies => format!("{misses} vary over {axes}"),
+        WeightMeshProblem::Gathered => format!(
+            "{misses} agree over {axes} all the same, because codes are gathered over {axes}"
+        ),
+        WeightMeshProblem::History => {
+            format!("{misses} agree over {axes} all the same, because a history is one state")
+        }
+        WeightMeshProblem::Uneven => format!(
+            "{misses} agree over {axes} all the same, because {axes} cuts no equal, contiguous pieces"
+        ),
+        WeightMeshProblem::Replicas => format!(
+            "are sharded over {sharded} at most, and `weight_mesh` ({declared}) names {axes} too, over \
+             which there are copies: these agree without a reduction"
+        ),
+    };
+    Finding { lint: Lint::Amax, tensors: lint.weights.clone(), what }
 }
 
 impl Finding {
-    /// ``uneven: 5 weights (`a`, `b` and 3 more) have shards of different sizes``.
+    /// ``uneven: `a`, `b` and 3 more have shards``.
     pub fn text(&self) -> String {
         let shown: Vec<String> = self.tensors.iter().take(2).map(|it| format!("`{it}`")).collect();
         let more = match self.tensors.len() - shown.len() {
             0 => String::new(),
             n => format!(" and {n} more"),
         };
-        format!("{}: {}{more} {}", self.lint.name(), shown.join(", "), self.lint.what())
+        format!("{}: {}{more} {}", self.lint.name(), shown.join(", "), self.what)
     }
 }

@@ -5,6 +5,7 @@ use ir::placement::Mesh;
 use serde_json::json;
 
 use crate::table::{Align, Table, elided};
+use crate::words::fold;
 
 /// A table of moves; those that differ in numbers of layers only are one line with a count.
 pub fn table(moves: &[Move], mesh: &Mesh) -> String {
@@ -55,11 +56,4 @@ pub fn json(moves: &[Move], mesh: &Mesh) -> serde_json::Value {
         })
     };
     moves.iter().map(one).collect()
-}
-
-/// `model.layers.3.mlp.act` -> `model.layers.*.mlp.act`.
-fn fold(name: &str) -> String {
-    let part =
-        |it: &str| if it.bytes().all(|it| it.is_ascii_digit()) { "*" } else { it }.to_string();
-    name.split('.').map(part).collect::<Vec<_>>().join(".")
 }

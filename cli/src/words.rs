@@ -44,6 +44,13 @@ fn parts<'a>(mesh: &'a Mesh, name: &str) -> Vec<&'a str> {
     parts.map(|it| it.name.as_str()).collect()
 }
 
+/// `model.layers.3.mlp.act` -> `model.layers.*.mlp.act`.
+pub fn fold(name: &str) -> String {
+    let part =
+        |it: &str| if it.bytes().all(|it| it.is_ascii_digit()) { "*" } else { it }.to_string();
+    name.split('.').map(part).collect::<Vec<_>>().join(".")
+}
+
 /// `` `matmul` making `h` ``.
 pub fn describe(plan: &Plan, section: PlanSection, index: usize) -> String {
     let Some(instruction) = plan.section(section).get(index) else { return String::new() };

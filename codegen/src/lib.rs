@@ -7,7 +7,7 @@ mod workspace;
 
 use std::time::{Duration, Instant};
 
-use ir::graph::{Move, Name};
+use ir::graph::{Move, Name, WeightMeshLint};
 use ir::plan::Plan;
 use ir::{Graph, Phase};
 use passes::{Dump, GRAPH_PASSES, PassError, PassManager, PlanMemory, ScheduleOverlap};
@@ -37,6 +37,8 @@ pub struct Compiled {
     pub moves: Vec<Move>,
     /// What GEMMs make that a recipe wants quantized and that are not, and why; in program order.
     pub unquantized: Vec<(Name, String)>,
+    /// What is odd about declared weight meshes.
+    pub weight_mesh_lints: Vec<WeightMeshLint>,
 }
 
 /// A graph that was not compiled.
@@ -56,19 +58,22 @@ pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError
     let mut manager =
         PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
     match pipeline(graph, options, &mut manager) {
-        Ok((plan, Graph { moves, unquantized, .. })) => {
+        Ok((plan, (moves, unquantized, weight_mesh_lints))) => {
             let PassManager { times, dumps, .. } = manager;
-            Ok(Compiled { plan, times, dumps, moves, unquantized })
+            Ok(Compiled { plan, times, dumps, moves, unquantized, weight_mesh_lints })
         }
         Err(error) => Err(CompileError { error, dumps: manager.dumps }),
     }
 }
 
+/// What passes report.
+type Reports = (Vec<Move>, Vec<(Name, String)>, Vec<WeightMeshLint>);
+
 fn pipeline(
     mut graph: Graph,
     options: &Options,
     manager: &mut PassManager,
-) -> Result<(Plan, Graph), PassError> {
+) -> Result<(Plan, Reports), PassError> {
     manager.run(&mut graph, GRAPH_PASSES)?;
     let start = Instant::now();
     let mut plan = lower(&graph);
@@ -76,5 +81,5 @@ fn pipeline(
     manager.run(&mut plan, &[&options.schedule])?;
     add_workspaces(&mut plan);
     manager.run(&mut plan, &[&PlanMemory])?;
-    Ok((plan, graph))
+    Ok((plan, (graph.moves, graph.unquantized, graph.weight_mesh_lints)))
 }

@@ -72,7 +72,6 @@ fn empty_plan(graph: &Graph) -> Plan {
     Plan {
         name: graph.name.clone(),
         mesh: graph.mesh.clone(),
-        weight_mesh: graph.weight_mesh,
         phase: Phase::Lowered,
         micro_batches: graph.micro_batches,
         comms: PrimaryMap::new(),

@@ -42,8 +42,9 @@ pub struct Graph {
     pub name: Name,
     /// The device mesh; the only thing that a graph knows about the machine.
     pub mesh: Mesh,
-    /// Axes over which a weight's scale must agree, unless its module says otherwise.
-    pub weight_mesh: AxisSet,
+    /// Axes over which a weight's scale must agree, unless its module says otherwise; if not declared, those
+    /// that shard the weight.
+    pub weight_mesh: Option<AxisSet>,
     /// How far this program has come.
     pub phase: Phase,
     /// Micro-batches of one step: how often `Forward` and `Backward` run before `Update`.
@@ -72,6 +73,38 @@ pub struct Graph {
     /// What GEMMs make that a recipe wants quantized and that `quantize` left as they are, and why; a report,
     /// too.
     pub unquantized: Vec<(Name, String)>,
+    /// What `choose-amax-groups` found in declared weight meshes; a report, not part of the program.
+    pub weight_mesh_lints: Vec<WeightMeshLint>,
+}
+
+/// A declared `weight_mesh` that does not name the axes that shard its weights.
+#[derive(Debug, Clone, PartialEq)]
+pub struct WeightMeshLint {
+    /// What is wrong with it.
+    pub problem: WeightMeshProblem,
+    /// The axes with which it is.
+    pub axes: AxisSet,
+    /// As declared.
+    pub weight_mesh: AxisSet,
+    /// Axes that shard each of these weights; some of them, where none is sharded over `axes`.
+    pub sharded: AxisSet,
+    /// The weights.
+    pub weights: Vec<Name>,
+}
+
+/// What can be wrong with a declared `weight_mesh`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightMeshProblem {
+    /// It misses axes, over which scales vary.
+    Varies,
+    /// It misses axes over which scales agree all the same, because codes are gathered over them.
+    Gathered,
+    /// It misses axes over which scales agree all the same, because a history is one state.
+    History,
+    /// It misses axes over which scales agree all the same: they cut no equal pieces.
+    Uneven,
+    /// It names axes over which none of its weights is sharded.
+    Replicas,
 }
 
 /// A value that is moved because the shardings around it disagree, the cheapest way to settle them.
@@ -220,7 +253,7 @@ pub struct ScopeData {
     pub checkpoint: Checkpoint,
     /// Whether the unit's weights are gathered again for the backward pass.
     pub reshard_after_forward: bool,
-    /// Axes over which its weights' scales must agree, if not those of [`Graph::weight_mesh`].
+    /// Axes over which its weights' scales must agree, as declared; else see [`Graph::weight_mesh`].
     pub weight_mesh: Option<AxisSet>,
     /// How its GEMMs are quantized.
     pub recipe: Recipe,
@@ -304,13 +337,12 @@ pub struct Store {
 impl Graph {
     /// An empty graph over `mesh`, with the model's own scope.
     pub fn new(name: &str, mesh: Mesh) -> Graph {
-        let weight_mesh = mesh.axes().collect();
         let mut scopes = PrimaryMap::new();
         scopes.push(ScopeData::default());
         Graph {
             name: name.to_string(),
             mesh,
-            weight_mesh,
+            weight_mesh: None,
             phase: Phase::Logical,
             micro_batches: 1,
             nodes: PrimaryMap::new(),
@@ -328,6 +360,7 @@ impl Graph {
             run: Run::default(),
             moves: Vec::new(),
             unquantized: Vec::new(),
+            weight_mesh_lints: Vec::new(),
         }
     }
 

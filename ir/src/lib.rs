@@ -6,6 +6,7 @@
 //!
 //! Reading order: [`placement`] (which rank holds what), [`types`], [`graph`], [`ops`], [`plan`].
 
+pub mod amax;
 pub mod build;
 pub mod graph;
 pub mod model;

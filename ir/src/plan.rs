@@ -55,8 +55,6 @@ pub struct Plan {
     pub name: Name,
     /// The mesh it was compiled for.
     pub mesh: Mesh,
-    /// Axes over which a weight's scale must agree.
-    pub weight_mesh: AxisSet,
     /// `Lowered`, `Scheduled` or `Planned`.
     pub phase: Phase,
     /// How often `step` runs before `update`.

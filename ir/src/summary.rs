@@ -1,15 +1,17 @@
 //! `Summary`: what a plan costs, counted from the plan alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 use smallvec::SmallVec;
 
 use crate::Shape;
+use crate::amax::{ScalingKind, scaled_gemms};
+use crate::graph::Name;
 use crate::ops::{Attention, CollectiveKind, Op};
 use crate::placement::AxisSet;
 use crate::plan::{Buffer, Instruction, Part, Plan, PlanSection};
-use crate::quant::AmaxGroup;
+use crate::quant::Role;
 
 /// See the [module docs](self). Bytes and operations are those of one rank and one step, all
 /// micro-batches included.
@@ -29,7 +31,7 @@ pub struct Summary {
     pub step_bytes: u64,
     /// Collectives by axes and kind.
     pub collectives: Vec<CollectiveTotal>,
-    /// Weights by amax group.
+    /// Weights whose scale is that of the tensor, by amax group.
     pub amax_groups: Vec<AmaxTotal>,
 }
 
@@ -49,12 +51,12 @@ pub struct CollectiveTotal {
     pub wire_bytes: u64,
 }
 
-/// Weights whose scale would be reduced over one set of axes.
+/// Weights whose amax is reduced over one set of axes.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AmaxTotal {
-    /// Names of the axes; empty for weights that are whole everywhere.
+    /// Names of the axes; empty for weights of which every rank has the amax.
     pub axes: String,
-    /// Number of weights of two or more dimensions.
+    /// Number of weights.
     pub weights: u64,
 }
 
@@ -154,16 +156,14 @@ fn wire(kind: CollectiveKind, bytes: u64, group: u64) -> u64 {
 }
 
 fn amax_groups(plan: &Plan) -> Vec<AmaxTotal> {
-    let mut totals: BTreeMap<AmaxGroup, u64> = BTreeMap::new();
-    for param in &plan.params {
-        let data = &plan.buffers[param.buffer];
-        if data.ty.ndim() >= 2 {
-            *totals.entry(AmaxGroup::of(&data.sharding, plan.weight_mesh)).or_default() += 1;
+    let mut weights: BTreeSet<(AxisSet, Name)> = BTreeSet::new();
+    for operand in scaled_gemms(plan).into_iter().flat_map(|it| it.operands) {
+        if operand.role == Role::Weight && operand.scaling != ScalingKind::Block {
+            weights.insert((operand.group, operand.tensor));
         }
     }
-    let total = |(group, weights): (AmaxGroup, u64)| AmaxTotal {
-        axes: plan.mesh.names(group.axes()),
-        weights,
-    };
+    let mut totals: BTreeMap<AxisSet, u64> = BTreeMap::new();
+    weights.into_iter().for_each(|it| *totals.entry(it.0).or_default() += 1);
+    let total = |(group, weights)| AmaxTotal { axes: plan.mesh.names(group), weights };
     totals.into_iter().map(total).collect()
 }

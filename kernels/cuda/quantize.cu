@@ -1,5 +1,5 @@
 // FP8 codes of many tensors: in the order of the tensor, with columns first, or both from one read.
-// Macros: X, the tensors' element type; CODE (e4m3 or e5m2).
+// Macros: X, the tensors' element type; CODE (e4m3 or e5m2); ALIGNED (1 if vectors divide all rows, or 0).
 #include "codes.cuh"
 #include "pieces.cuh"
 
@@ -49,19 +49,18 @@ quantize_rows(const Matrix* __restrict__ tensors, const uint2* __restrict__ chun
 }
 
 // A block for each (tensor, square) pair; of one tensor there is no list of them.
-extern "C" __global__ void __launch_bounds__(THREADS, 3)
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
 quantize_squares(const Matrix* __restrict__ tensors, const uint2* __restrict__ squares) {
     uint2 which = squares ? squares[blockIdx.x] : make_uint2(0, blockIdx.x);
     Matrix t = tensors[which.x];
     Place place = square(which.y, t.n_columns), at = part_of(place);
     // Rows and columns of this thread that there are.
     int n_rows = present(t.n_rows - at.row), n_columns = present(t.n_columns - at.column);
-    bool aligned = t.n_columns % EACH == 0;
     u32 codes[EACH][2] = {};
     if (n_rows > 0 && n_columns > 0) {
         const X* from = t.x + at.row * t.n_columns + at.column;
         float scale = *t.scale;
-        if (aligned) {
+        if constexpr (ALIGNED) {
             // All loads come first, to have many in flight. Rows that are missing are the last one again.
             Vector<X, EACH> x[EACH];
 #pragma unroll
@@ -95,13 +94,13 @@ quantize_squares(const Matrix* __restrict__ tensors, const uint2* __restrict__ s
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             if (i >= n_rows) continue;
-            if (aligned) {
+            if constexpr (ALIGNED) {
                 *reinterpret_cast<uint2*>(to + i * t.n_columns) = make_uint2(codes[i][0], codes[i][1]);
-                continue;
-            }
+            } else {
 #pragma unroll
-            for (int j = 0; j < EACH; j++) {
-                if (j < n_columns) to[i * t.n_columns + j] = (u8)(codes[i][j / 4] >> (8 * (j % 4)));
+                for (int j = 0; j < EACH; j++) {
+                    if (j < n_columns) to[i * t.n_columns + j] = (u8)(codes[i][j / 4] >> (8 * (j % 4)));
+                }
             }
         }
     }

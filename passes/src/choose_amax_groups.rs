@@ -3,7 +3,8 @@
 //! An amax comes here as a maximum over all axes that shard its tensor. What must share a scale is what is
 //! put together in low precision:
 //!
-//! * a weight over the axes that shard it, within `weight_mesh`, and over those that gather its codes,
+//! * a weight over the axes that shard it, within `weight_mesh` if that is declared, and over those that
+//!   gather its codes,
 //! * an activation or a gradient under current scaling over the axes that gather its codes (sequence
 //!   parallelism: tp), and no others,
 //! * what has a history over all axes: it is one state.
@@ -16,9 +17,9 @@
 //! ```
 
 use cranelift_entity::SecondaryMap;
-use ir::graph::Def;
+use ir::graph::{Def, WeightMeshLint, WeightMeshProblem};
 use ir::ops::{Amax, Granule};
-use ir::placement::{AxisSet, Digit, DimLayout, ReduceOp, Sharding};
+use ir::placement::{Axis, AxisSet, Digit, DimLayout, ReduceOp, Sharding};
 use ir::{Graph, Node, Op, Phase, Section, Shape, Value};
 use smallvec::SmallVec;
 
@@ -40,36 +41,36 @@ impl Pass<Graph> for ChooseAmaxGroups {
         if !graph.order.iter().any(|&it| matches!(graph.nodes[it].op, Op::Amax(_))) {
             return Ok(());
         }
-        let uses = Uses::new(graph);
+        let uses = Uses::of(graph);
+        let mut lints = Lints::default();
         for node in graph.order.clone() {
             if let Op::Amax(Amax { pieces }) = &graph.nodes[node].op
                 && pieces.is_empty()
             {
-                split(graph, &uses, node);
+                let group = split(graph, &uses, node);
+                lints.look_at(graph, &uses, node, group);
             }
         }
+        graph.weight_mesh_lints = lints.finish(graph);
         Ok(())
     }
 }
 
-/// Where values go.
+/// What reads, stores and is a value.
 struct Uses {
     readers: SecondaryMap<Value, SmallVec<[Node; 2]>>,
-    /// States that hold a value next.
+    /// States that take a value in.
     states: SecondaryMap<Value, SmallVec<[Value; 1]>>,
-    /// The parameter of which a value is the master weight or the next one, possibly cast.
-    masters: SecondaryMap<Value, Option<usize>>,
-    /// The parameter that a value is as modules read it.
-    gathered: SecondaryMap<Value, Option<usize>>,
+    /// The parameter, by index, whose weight a value is: the present master, the next, a cast of one, or what is gathered.
+    param: SecondaryMap<Value, Option<usize>>,
 }
 
 impl Uses {
-    fn new(graph: &Graph) -> Uses {
+    fn of(graph: &Graph) -> Uses {
         let mut res = Uses {
             readers: SecondaryMap::new(),
             states: SecondaryMap::new(),
-            masters: SecondaryMap::new(),
-            gathered: SecondaryMap::new(),
+            param: SecondaryMap::new(),
         };
         for &node in &graph.order {
             for &input in &graph.nodes[node].inputs {
@@ -77,24 +78,33 @@ impl Uses {
             }
         }
         for (index, param) in graph.params.iter().enumerate() {
-            res.masters[param.value] = Some(index);
-            if graph.section(param.full) == Section::Forward {
-                res.gathered[param.full] = Some(index);
-            }
+            res.param[param.value] = Some(index);
+            res.param[param.full] = Some(index);
         }
         for store in &graph.stores {
             res.states[store.value].push(store.state);
-            if let Some(index) = res.masters[store.state] {
-                res.masters[store.value] = Some(index);
+            if graph.values[store.state].def == Def::Param {
+                res.param[store.value] = res.param[store.state];
             }
         }
         for node in graph.order.iter().map(|&it| &graph.nodes[it]) {
             if let Op::Cast(_) = node.op {
-                res.masters[node.results[0]] = res.masters[node.inputs[0]];
+                let of = res.param[node.inputs[0]];
+                res.param[node.results[0]] = res.param[node.results[0]].or(of);
             }
         }
         res
     }
+}
+
+/// Why a scale agrees over the axes that it agrees over.
+struct Group {
+    /// Axes over which it does not.
+    varies: AxisSet,
+    /// Axes over which codes are put together.
+    moved: AxisSet,
+    /// It is that of a history.
+    history: bool,
 }
 
 /// Pieces of a tensor: dims of it, how many along each, and which axes spread them.
@@ -116,9 +126,9 @@ impl Pieces {
 }
 
 /// Lets the scale that `amax` makes vary over what it may.
-fn split(graph: &mut Graph, uses: &Uses, amax: Node) {
-    let readers = &uses.readers;
+fn split(graph: &mut Graph, uses: &Uses, amax: Node) -> Group {
     let x = graph.nodes[amax].inputs[0];
+    let history = Group { varies: AxisSet::EMPTY, moved: AxisSet::EMPTY, history: true };
     // The amax, as it is made and as it is read: there is a reduction in between.
     let mut values: SmallVec<[Value; 8]> = SmallVec::from_slice(&graph.nodes[amax].results);
     let mut scale = None;
@@ -126,32 +136,36 @@ fn split(graph: &mut Graph, uses: &Uses, amax: Node) {
     let mut at = 0;
     while let Some(&value) = values.get(at) {
         at += 1;
-        for &reader in &readers[value] {
+        for &reader in &uses.readers[value] {
             match graph.nodes[reader].op {
                 Op::Reshard(_) => values.extend_from_slice(&graph.nodes[reader].results),
                 Op::QuantScale(_) => scale = Some(reader),
                 // Its pieces are those of the amax.
                 Op::RoundNvFp4(_) if graph.nodes[reader].inputs[0] == x => rounds.push(reader),
                 // What has a history is one state, with one scale.
-                _ => return,
+                _ => return history,
             }
         }
     }
     let scales: SmallVec<[Value; 2]> =
         scale.map_or(SmallVec::new(), |it| graph.nodes[it].results.clone());
-    let quantized: SmallVec<[Node; 4]> = match scales.first() {
+    let quantized: SmallVec<[Node; 2]> = match scales.first() {
         Some(&factor) => {
             let quantize = |it: &&Node| matches!(graph.nodes[**it].op, Op::Quantize(_));
-            readers[factor].iter().filter(quantize).copied().collect()
+            uses.readers[factor].iter().filter(quantize).copied().collect()
         }
-        None => rounds.iter().copied().collect(),
+        None => rounds,
     };
     if quantized.is_empty() {
-        return;
+        return history;
     }
     let spread = graph.sharding(x).sharded_axes();
-    let free = spread.minus(shared(graph, uses, x, &quantized, graph.nodes[amax].section));
-    let Some(pieces) = pieces(graph, x, free) else { return };
+    let moved = moved_over(graph, uses, &quantized);
+    let shared = uses.param[x].map_or(AxisSet::EMPTY, |it| weight_mesh(graph, it));
+    let free = spread.minus(moved).minus(shared);
+    let Some(pieces) = pieces(graph, x, free) else {
+        return Group { varies: AxisSet::EMPTY, moved, history: false };
+    };
 
     graph.nodes[amax].op =
         Amax { pieces: pieces.dims.iter().copied().zip(pieces.counts.iter().copied()).collect() }
@@ -176,7 +190,7 @@ fn split(graph: &mut Graph, uses: &Uses, amax: Node) {
         }
     }
     for &value in states.iter().chain(&scales) {
-        for &reader in &readers[value] {
+        for &reader in &uses.readers[value] {
             let data = &graph.nodes[reader];
             let dims = [0, 1].map(|operand| {
                 (data.inputs.get(operand + 2) == Some(&value))
@@ -189,29 +203,28 @@ fn split(graph: &mut Graph, uses: &Uses, amax: Node) {
             }
         }
     }
+    Group { varies: pieces.axes(), moved, history: false }
 }
 
-/// Axes over which the scale of `x` must agree, which `quantized` read.
-fn shared(graph: &Graph, uses: &Uses, x: Value, quantized: &[Node], section: Section) -> AxisSet {
-    let readers = &uses.readers;
-    if let Some(index) = uses.gathered[x] {
-        let scope = graph.params[index].scope;
-        return graph.scopes[scope].weight_mesh.unwrap_or(graph.weight_mesh);
-    }
-    if let (Section::Prepare | Section::Update, Some(index)) = (section, uses.masters[x]) {
-        let param = &graph.params[index];
-        let declared = graph.scopes[param.scope].weight_mesh.unwrap_or(graph.weight_mesh);
-        let stored = graph.sharding(param.compute).sharded_axes();
-        return declared.union(stored.minus(graph.sharding(param.full).sharded_axes()));
-    }
-    // Follows the codes to where they are multiplied.
+/// Axes over which the scales of a parameter must agree if they shard it.
+fn weight_mesh(graph: &Graph, param: usize) -> AxisSet {
+    declared(graph, param).unwrap_or(graph.mesh.all())
+}
+
+fn declared(graph: &Graph, param: usize) -> Option<AxisSet> {
+    graph.scopes[graph.params[param].scope].weight_mesh.or(graph.weight_mesh)
+}
+
+/// Axes over which what `quantized` make is put together on the way to where it is multiplied.
+fn moved_over(graph: &Graph, uses: &Uses, quantized: &[Node]) -> AxisSet {
     let mut res = AxisSet::EMPTY;
     let mut stack: SmallVec<[Value; 8]> = SmallVec::new();
     for &node in quantized {
         stack.extend_from_slice(&graph.nodes[node].results);
     }
     while let Some(codes) = stack.pop() {
-        for &reader in &readers[codes] {
+        stack.extend_from_slice(&uses.states[codes]);
+        for &reader in &uses.readers[codes] {
             let data = &graph.nodes[reader];
             match data.op {
                 Op::Reshard(_) => res = res.union(moved(graph, codes, data.results[0])),
@@ -262,5 +275,78 @@ fn dims_of(graph: &Graph, codes: Value, dims: &[usize]) -> Vec<usize> {
             dims_of(graph, data.inputs[0], dims).into_iter().map(at).collect()
         }
         _ => dims.to_vec(),
+    }
+}
+
+/// What there is to say about declared weight meshes.
+#[derive(Default)]
+struct Lints {
+    found: Vec<WeightMeshLint>,
+    /// Each declared mesh, the axes that shard its weights, and these.
+    declared: Vec<(AxisSet, AxisSet, Vec<String>)>,
+}
+
+impl Lints {
+    /// Compares what is declared for the weight of `amax`, if it is that of one, with what became of it.
+    fn look_at(&mut self, graph: &Graph, uses: &Uses, amax: Node, group: Group) {
+        let data = &graph.nodes[amax];
+        let Some(param) = uses.param[data.inputs[0]] else { return };
+        let Some(weight_mesh) = declared(graph, param) else { return };
+        // What the optimizer makes is as what it replaces.
+        if data.section == Section::Update {
+            return;
+        }
+        let name = &graph.values[graph.params[param].value].name;
+        let sharded = graph.sharding(data.inputs[0]).sharded_axes();
+        match self.declared.iter_mut().find(|it| it.0 == weight_mesh) {
+            Some(it) => {
+                it.1 = it.1.union(sharded);
+                it.2.push(name.clone());
+            }
+            None => self.declared.push((weight_mesh, sharded, vec![name.clone()])),
+        }
+        let missed = sharded.minus(weight_mesh);
+        let gathered = missed.intersect(group.moved);
+        let rest = missed.minus(group.varies).minus(gathered);
+        let kept =
+            if group.history { WeightMeshProblem::History } else { WeightMeshProblem::Uneven };
+        for (problem, axes) in [
+            (WeightMeshProblem::Varies, group.varies),
+            (WeightMeshProblem::Gathered, gathered),
+            (kept, rest),
+        ] {
+            self.add(WeightMeshLint {
+                problem,
+                axes,
+                weight_mesh,
+                sharded,
+                weights: vec![name.clone()],
+            });
+        }
+    }
+
+    /// Adds a lint, to the one that says the same of other weights if there is one.
+    fn add(&mut self, lint: WeightMeshLint) {
+        if lint.axes.is_empty() {
+            return;
+        }
+        let key = |it: &WeightMeshLint| (it.problem as u8, it.axes, it.weight_mesh, it.sharded);
+        match self.found.iter_mut().find(|it| key(it) == key(&lint)) {
+            Some(it) => it.weights.extend(lint.weights),
+            None => self.found.push(lint),
+        }
+    }
+
+    fn finish(mut self, graph: &Graph) -> Vec<WeightMeshLint> {
+        let mesh = &graph.mesh;
+        for (weight_mesh, sharded, weights) in std::mem::take(&mut self.declared) {
+            // A part of an axis of the user's mesh stands for all of it.
+            let user = |it| mesh.axes[usize::from(it)].user_name();
+            let known = |it: &Axis| sharded.iter().any(|other| user(it.0) == user(other.0));
+            let axes = weight_mesh.iter().filter(|it| !known(it)).collect();
+            let problem = WeightMeshProblem::Replicas;
+            self.add(WeightMeshLint { problem, axes, weight_mesh, sharded, weights });
+        }
+        self.found
     }
 }

@@ -166,10 +166,9 @@ impl Gemms {
             });
         }
         let gemm = Gemm { role, specs };
-        for operand in 0..2 {
-            let (value, columns) = (data.inputs[operand], gemm.columns(operand));
-            let weight = self.param[value].is_some();
-            if let Some(why) = block::misfit(graph, value, specs[operand], columns, weight) {
+        for (operand, (&value, spec)) in data.inputs.iter().zip(specs).enumerate() {
+            let (columns, weight) = (gemm.columns(operand), self.param[value].is_some());
+            if let Some(why) = block::misfit(graph, value, spec, columns, weight) {
                 skip(graph, node, why);
                 return Ok(None);
             }

@@ -794,7 +794,6 @@ mod tests {
         let mesh = Mesh::new(&[("dp", 2), ("tp", 4)]);
         let mut plan = Plan {
             name: "gather".to_string(),
-            weight_mesh: mesh.all(),
             phase: Phase::Planned,
             micro_batches: 1,
             comms: PrimaryMap::new(),

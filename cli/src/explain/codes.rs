@@ -216,6 +216,13 @@ pub const CODES: &[Code] = &[
         fix: "Store the parameter in f32, or freeze it.",
     },
     Code {
+        code: "PL0303",
+        title: "a GEMM cannot be quantized",
+        text: "Quantization is ops like all others; operands of one of them do not fit.",
+        example: "A weight in an element type of which there are no codes.",
+        fix: "Compute in f32 or bf16, or give the module `recipe: Bf16`.",
+    },
+    Code {
         code: "PL0304",
         title: "no GEMM multiplies operands quantized like these",
         text: "A recipe quantizes the two operands of a GEMM in ways that do not go together. Both have one \

@@ -52,12 +52,15 @@ fn unknown_attribute(name: &str, key: &str, known: &[&str]) -> String {
 
 /// Ops of a forward pass: neither gradients, nor updates, nor what moves data, nor what a recipe asks for.
 pub(super) fn is_forward(kind: OpKind) -> bool {
-    use OpKind::{Adam, AdamW, Amax, Collective, DelayedScale, DelayedUpdate};
-    use OpKind::{QuantMatmul, QuantScale, Quantize, Reshard, Sgd};
+    use OpKind::{Adam, AdamW, Amax, Collective, DelayedScale, DelayedUpdate, Hadamard};
+    use OpKind::{
+        QuantMatmul, QuantScale, Quantize, QuantizeBlock, Reshard, RoundMx, RoundNvFp4, Sgd,
+    };
     let update = [Adam, AdamW, Sgd].contains(&kind);
     let moves = [Collective, Reshard].contains(&kind);
-    let recipe = [Amax, DelayedScale, DelayedUpdate, QuantMatmul, QuantScale, Quantize];
-    !(update || moves || recipe.contains(&kind) || kind.name().ends_with("_grad"))
+    let scales = [Amax, DelayedScale, DelayedUpdate, QuantScale].contains(&kind);
+    let codes = [QuantMatmul, Quantize, QuantizeBlock, Hadamard, RoundMx, RoundNvFp4];
+    !(update || moves || scales || codes.contains(&kind) || kind.name().ends_with("_grad"))
 }
 
 /// The attributes of an op, as serde knows them.

@@ -33,8 +33,8 @@ pub struct Layout {
     pub fsdp_names: Vec<String>,
     /// The model's tensor-parallel axis.
     pub tp: Tp,
-    /// Axes over which a weight's scale must agree.
-    pub weight_mesh: AxisSet,
+    /// Axes over which a weight's scale must agree, if declared.
+    pub weight_mesh: Option<AxisSet>,
 }
 
 /// A tensor-parallel axis.
@@ -89,8 +89,8 @@ impl Layout {
         let (data, fsdp) = (axes(&mesh, &data_names), axes(&mesh, &fsdp_names));
         let tp = Tp::new(&mesh, &tp_name);
         let weight_mesh = match &model.weight_mesh {
-            Some(it) => set(&mesh, &job(&Some(it.clone()), &[], &names, "weight_mesh")?),
-            None => fsdp.iter().chain(&tp.axes).copied().collect(),
+            Some(it) => Some(set(&mesh, &job(&Some(it.clone()), &[], &names, "weight_mesh")?)),
+            None => None,
         };
         Ok(Layout { mesh, names, data, fsdp, fsdp_names, tp, weight_mesh })
     }

@@ -33,7 +33,7 @@ pub(super) struct Parser<'a> {
 struct Header {
     name: Name,
     mesh: Mesh,
-    weight_mesh: AxisSet,
+    weight_mesh: Option<AxisSet>,
     phase: Phase,
     micro_batches: u32,
     persistent_bytes: u64,
@@ -95,7 +95,7 @@ impl<'a> Parser<'a> {
             match key {
                 "phase" => phase = Some(self.phase(phases.clone())?),
                 "mesh" => mesh = Some(self.mesh()?),
-                "weight_mesh" => match &mesh {
+                "weight_mesh" if of_graph => match &mesh {
                     Some(mesh) => weight_mesh = Some(self.axes(mesh)?),
                     None => {
                         let message = "`mesh` must come before `weight_mesh`".to_string();
@@ -119,7 +119,6 @@ impl<'a> Parser<'a> {
         };
         let mesh = mesh.ok_or_else(|| missing("mesh"))?;
         let phase = phase.ok_or_else(|| missing("phase"))?;
-        let weight_mesh = weight_mesh.unwrap_or(mesh.all());
         Ok(Header {
             name,
             mesh,

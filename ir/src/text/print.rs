@@ -38,7 +38,7 @@ pub fn print_graph(graph: &Graph) -> String {
 pub fn print_plan(plan: &Plan) -> String {
     let n_insts: usize = plan.sections.iter().map(Vec::len).sum();
     let mut printer = Printer::new(&plan.mesh, 256 + 128 * (n_insts + plan.buffers.len()));
-    printer.header("plan", &plan.name, plan.phase, plan.weight_mesh, plan.micro_batches);
+    printer.header("plan", &plan.name, plan.phase, None, plan.micro_batches);
     let sizes = [
         ("persistent_bytes", plan.persistent_bytes),
         ("step_bytes", plan.step_bytes),
@@ -114,7 +114,7 @@ impl<'a> Printer<'a> {
         kind: &str,
         name: &str,
         phase: Phase,
-        weight_mesh: AxisSet,
+        weight_mesh: Option<AxisSet>,
         micro_batches: u32,
     ) {
         self.write(format_args!("{kind} @"));
@@ -128,8 +128,8 @@ impl<'a> Printer<'a> {
             }
         }
         self.out.push(')');
-        if weight_mesh != self.mesh.all() {
-            let names = self.mesh.names(weight_mesh);
+        if let Some(axes) = weight_mesh {
+            let names = self.mesh.names(axes);
             self.write(format_args!(" weight_mesh=({names})"));
         }
         if micro_batches != 1 {

@@ -29,7 +29,7 @@ fn full_graph(phase: Phase) -> Graph {
     let mut graph = Graph::new("llama", mesh());
     graph.phase = phase;
     graph.micro_batches = 4;
-    graph.weight_mesh = graph.mesh.axis_set(&["tp"]).unwrap();
+    graph.weight_mesh = Some(graph.mesh.axis_set(&["tp"]).unwrap());
     graph.training = Training {
         optimizer: Optimizer::AdamW { betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1 },
         clip_norm: Some(1.0),
@@ -251,7 +251,6 @@ fn full_plan(phase: Phase) -> Plan {
     Plan {
         name: "llama 8b".into(),
         mesh: mesh.clone(),
-        weight_mesh: AxisSet(1),
         phase,
         micro_batches: 2,
         comms,
@@ -325,7 +324,7 @@ fn every_sample_op_round_trips() {
 #[test]
 fn a_printed_plan_reads_like_this() {
     let text = print_plan(&full_plan(Phase::Planned));
-    let wanted = r#"plan @"llama 8b" phase=planned mesh=(dp=2, tp_kv=2 of tp, tp_rep=2 of tp) weight_mesh=(dp) micro_batches=2 persistent_bytes=1552 step_bytes=8192 events=3 {
+    let wanted = r#"plan @"llama 8b" phase=planned mesh=(dp=2, tp_kv=2 of tp, tp_rep=2 of tp) micro_batches=2 persistent_bytes=1552 step_bytes=8192 events=3 {
   run (steps:20,seed:0,global_batch:1,sequence:1,vocab:1,ignore_index:-100,schedule:(lr:0.001,warmup:0,decay:Constant))
   comm c0 = (dp)
   comm c1 = (tp_kv, tp_rep)

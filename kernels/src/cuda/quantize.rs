@@ -10,7 +10,7 @@ use ir::Op;
 use ir::ops::Quantize;
 
 use crate::cuda::launch::{
-    arg, blocks, elements, grid, launch, null, program, result, rows, size, typed,
+    arg, blocks, elements, grid, launch, null, program, result, rows, size, sized, typed,
 };
 use crate::cuda::optimizer::chunks;
 use crate::cuda::pieces::{dims, words};
@@ -20,6 +20,8 @@ use crate::cuda::{Arg, Function, OpCall, Pointer, Program, Unsupported, Word};
 pub(super) const SIDE: u64 = 128;
 /// Threads of a block; `TILE_THREADS` of `codes.cuh`.
 pub(super) const BLOCK: u32 = 256;
+/// Elements of a vector of a square; `EACH` of `codes.cuh`.
+const EACH: u64 = 8;
 /// Words of a tensor in the table.
 const WORDS: usize = 6;
 
@@ -33,7 +35,7 @@ pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
     let Op::Quantize(op) = call.op else { return Err(Unsupported::new(call, "it has none")) };
     let function = |entry| Function {
         source: "quantize.cu",
-        defines: vec![typed("X", call.args[0].dtype), typed("CODE", op.to)],
+        defines: vec![typed("X", call.args[0].dtype), typed("CODE", op.to), aligned(calls)],
         entry,
     };
     if elements(&call.args[1]) != 1 {
@@ -59,6 +61,12 @@ pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
     let args = vec![Arg::Pointer(Pointer::Table(0)), list_at];
     let work = launch(function(entry), grid(call, n)?, BLOCK, args);
     Ok(Program { table, ..program([work]) })
+}
+
+/// The macro that says whether rows of all tensors are whole vectors.
+fn aligned(calls: &[OpCall<'_>]) -> String {
+    let aligned = calls.iter().all(|it| rows(&it.args[0]).1.is_multiple_of(EACH));
+    sized("ALIGNED", aligned.into())
 }
 
 /// Tensor `index` in the table.

@@ -175,7 +175,8 @@ fn narrow(sample: Sample) -> Sample {
 #[test]
 fn programs_of_all_samples_fit_their_kernels() {
     let moved = |it: &OpKind| matches!(it, OpKind::Collective | OpKind::Reshard);
-    for &kind in OpKind::ALL.iter().filter(|it| !moved(it)) {
+    let no_kernel = [OpKind::Hadamard, OpKind::QuantizeBlock, OpKind::RoundMx, OpKind::RoundNvFp4];
+    for &kind in OpKind::ALL.iter().filter(|it| !moved(it) && !no_kernel.contains(it)) {
         for sample in kind.samples() {
             lowered(&sample);
             lowered(&narrow(sample));

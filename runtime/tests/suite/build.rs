@@ -59,7 +59,6 @@ impl PlanBuilder {
         let stream = streams.push(StreamKind::Compute.into());
         let plan = Plan {
             name: "test".to_string(),
-            weight_mesh: mesh.all(),
             mesh,
             phase: Phase::Planned,
             micro_batches: 1,

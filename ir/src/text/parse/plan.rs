@@ -34,7 +34,6 @@ impl<'a> Parser<'a> {
         let plan = Plan {
             name: header.name,
             mesh: header.mesh,
-            weight_mesh: header.weight_mesh,
             phase: header.phase,
             micro_batches: header.micro_batches,
             comms: PrimaryMap::new(),

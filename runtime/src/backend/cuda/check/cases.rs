@@ -93,9 +93,11 @@ pub(super) fn cases() -> Vec<Case> {
     samples.chain(larger.into_iter().flatten()).collect()
 }
 
-/// Whether a device runs it alone: the others are done by communicators, or are gone before.
+/// Whether a device runs it alone: the others are done by communicators, are gone before, or have no kernels.
 fn is_local(kind: OpKind) -> bool {
-    ![OpKind::Collective, OpKind::Reshard].contains(&kind)
+    let moved = [OpKind::Collective, OpKind::Reshard].contains(&kind);
+    let none = [OpKind::Hadamard, OpKind::QuantizeBlock, OpKind::RoundMx, OpKind::RoundNvFp4];
+    !moved && !none.contains(&kind)
 }
 
 /// Float operands that are f32 whatever the others are: statistics, scalars, states of optimizers.

@@ -136,7 +136,7 @@ fn moves() -> Vec<Case> {
         (part, &[&[33, 67]]),
         (padded, &[&[33, 67]]),
         (Concat { dim: 1 }.into(), &[&[33, 5], &[33, 8], &[33, 1]]),
-        (Fill { value: 0.3.into(), dtype: DType::E5M2, shape: vec![1001] }.into(), &[]),
+        (Fill { value: 0.3125.into(), dtype: DType::E5M2, shape: vec![1001] }.into(), &[]),
     ];
     let case = |(op, shapes): (Op, &[&[u64]])| {
         let mut sample = Sample::floats(op, shapes);

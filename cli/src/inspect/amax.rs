@@ -1,0 +1,161 @@
+//! Over which ranks the scales of a plan's GEMMs agree, and why.
+
+use ir::amax::{Reason, ScaledGemm, ScaledOperand, ScalingKind, scaled_gemms};
+use ir::placement::AxisSet;
+use ir::plan::Plan;
+use ir::quant::{GemmRole, Role};
+use serde::Serialize;
+
+use crate::table::{elided, grouped, plural, wrapped};
+use crate::words::{fold, user_axes};
+
+/// One GEMM; its JSON form is part of `--format json`.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GemmView {
+    /// What it makes.
+    gemm: String,
+    role: &'static str,
+    operands: Vec<OperandView>,
+}
+
+/// What it multiplies.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct OperandView {
+    /// `x`, `w` or `dy`.
+    role: &'static str,
+    tensor: String,
+    dtype: &'static str,
+    scaling: &'static str,
+    /// The user's axes, or parts of them.
+    group: Option<GroupView>,
+    /// Axes over which scales vary.
+    varies: String,
+    reason: String,
+}
+
+/// Ranks over which an amax is reduced.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct GroupView {
+    axes: String,
+    /// How many ranks are in it.
+    ranks: u64,
+}
+
+/// All GEMMs on codes.
+pub fn amaxes(plan: &Plan) -> Vec<GemmView> {
+    scaled_gemms(plan).into_iter().map(|it| GemmView::of(plan, it)).collect()
+}
+
+/// The list, layers folded.
+pub fn amaxes_text(list: &[GemmView]) -> String {
+    if list.is_empty() {
+        return "\nNo GEMM multiplies codes: no module has a recipe but `Bf16`.\n".to_string();
+    }
+    let mut folded: Vec<(u64, GemmView)> = Vec::new();
+    for it in list {
+        let it = it.folded();
+        match folded.iter_mut().find(|known| known.1 == it) {
+            Some(known) => known.0 += 1,
+            None => folded.push((1, it)),
+        }
+    }
+    folded.iter().map(|(count, it)| format!("\n{}", it.text(*count))).collect()
+}
+
+impl GemmView {
+    fn of(plan: &Plan, gemm: ScaledGemm) -> GemmView {
+        let role = match gemm.role {
+            GemmRole::Fprop => "fprop",
+            GemmRole::Dgrad => "dgrad",
+            GemmRole::Wgrad => "wgrad",
+        };
+        let operands = gemm.operands.into_iter().map(|it| OperandView::of(plan, it)).collect();
+        GemmView { gemm: gemm.name, role, operands }
+    }
+
+    /// With `*` for the numbers of layers.
+    fn folded(&self) -> GemmView {
+        let mut res = self.clone();
+        res.gemm = fold(&res.gemm);
+        res.operands.iter_mut().for_each(|it| it.tensor = fold(&it.tensor));
+        res
+    }
+
+    fn text(&self, count: u64) -> String {
+        let times = if count == 1 { String::new() } else { format!(", {} times", grouped(count)) };
+        let mut res = format!("{}  {}{times}\n", elided(&self.gemm, 60), self.role);
+        for it in &self.operands {
+            res.push_str(&format!("  {:<3}{}\n", it.role, elided(&it.tensor, 72)));
+            for line in wrapped(&it.text(), 74) {
+                res.push_str(&format!("     {line}\n"));
+            }
+        }
+        res
+    }
+}
+
+impl OperandView {
+    fn of(plan: &Plan, operand: ScaledOperand) -> OperandView {
+        let names = |axes: AxisSet| user_axes(&plan.mesh, &plan.mesh.names(axes), ", ");
+        let group =
+            GroupView { axes: names(operand.group), ranks: plan.mesh.set_size(operand.group) };
+        let reason = match operand.reason {
+            Reason::Sharded if operand.varies.is_empty() => {
+                format!("sharded over {}, within weight_mesh", names(operand.group))
+            }
+            Reason::Sharded => format!(
+                "sharded over {}, {} of them within weight_mesh",
+                names(operand.group.union(operand.varies)),
+                names(operand.group)
+            ),
+            Reason::Gathered { over, uneven: AxisSet::EMPTY } => {
+                format!("gathered over {} in FP8 (sequence parallelism)", names(over))
+            }
+            Reason::Gathered { over: AxisSet::EMPTY, uneven } => {
+                format!("{} cuts no equal, contiguous pieces", names(uneven))
+            }
+            Reason::Gathered { over, uneven } => format!(
+                "gathered over {} in FP8 (sequence parallelism), and {} cuts no equal, contiguous pieces",
+                names(over),
+                names(uneven)
+            ),
+            Reason::History => "history: one state over all axes that shard it".to_string(),
+            Reason::Nothing if operand.varies.is_empty() => "every rank has all of it".to_string(),
+            Reason::Nothing => "multiplied where it is made".to_string(),
+            Reason::Blocks => "block scales need no amax of the tensor".to_string(),
+        };
+        OperandView {
+            role: match operand.role {
+                Role::Input => "x",
+                Role::Weight => "w",
+                Role::Grad => "dy",
+            },
+            tensor: operand.tensor,
+            dtype: operand.dtype.name(),
+            scaling: operand.scaling.name(),
+            group: (operand.scaling != ScalingKind::Block && !operand.group.is_empty())
+                .then_some(group),
+            varies: names(operand.varies),
+            reason,
+        }
+    }
+
+    fn text(&self) -> String {
+        let group = match &self.group {
+            Some(group) => {
+                format!("{} over {} ({})", self.scaling, group.axes, plural(group.ranks, "rank"))
+            }
+            None => format!("{} over no axis", self.scaling),
+        };
+        let group = if self.scaling == ScalingKind::Block.name() {
+            self.scaling.to_string()
+        } else {
+            group
+        };
+        let varies = match self.varies.as_str() {
+            "" => String::new(),
+            axes => format!("; the scale varies over {axes}"),
+        };
+        format!("{}, {group}: {}{varies}", self.dtype, self.reason)
+    }
+}
