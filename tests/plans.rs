@@ -106,10 +106,10 @@ fn an_fp8_step_reduces_amaxes_of_weights_once_and_gathers_bytes() {
             let Instruction::Collective { kind, comm, parts, .. } = instruction else { continue };
             let names: Vec<&str> = parts.iter().map(|it| &*plan.buffers[it.src].name).collect();
             match kind {
-                ir::ops::CollectiveKind::AllReduce(ir::placement::ReduceOp::Max) => {
-                    if names.iter().any(|it| it.contains("weight")) {
-                        reductions.push((section, plan.mesh.names(plan.comms[*comm]), names.len()));
-                    }
+                ir::ops::CollectiveKind::AllReduce(ir::placement::ReduceOp::Max)
+                    if names.iter().any(|it| it.contains("weight")) =>
+                {
+                    reductions.push((section, plan.mesh.names(plan.comms[*comm]), names.len()));
                 }
                 ir::ops::CollectiveKind::AllGather
                     if plan.mesh.names(plan.comms[*comm]) == "dp" =>

@@ -32,7 +32,7 @@ pub struct Args {
     /// Token files: .bin, .safetensors with a tensor `tokens`, or text read as bytes.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     data: Vec<PathBuf>,
-    /// Element type of .bin files; by default the smallest that carries the vocabulary.
+    /// Element type of .bin files; by default u16, or u32 where the vocabulary needs it.
     #[arg(long, value_enum, value_name = "TYPE")]
     token_type: Option<TokenType>,
     /// Initial weights by parameter name.
@@ -56,6 +56,7 @@ pub struct Args {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum TokenType {
+    U8,
     U16,
     U32,
 }
@@ -102,6 +103,7 @@ impl Args {
             steps: self.steps,
             data: self.data.clone(),
             token_width: self.token_type.map(|it| match it {
+                TokenType::U8 => TokenWidth::U8,
                 TokenType::U16 => TokenWidth::U16,
                 TokenType::U32 => TokenWidth::U32,
             }),

@@ -4,7 +4,7 @@
 //! all but the first are labels. Files are memory-mapped and joined in the order given:
 //!
 //! ```text
-//! .bin                  u16 or u32, little-endian: one stream, cut every `sequence` tokens
+//! .bin                  u8, u16 or u32, little-endian: one stream, cut every `sequence` tokens
 //! .safetensors          integers `tokens`: [N, sequence + 1], or [steps, batch, sequence + 1]
 //! any other             bytes are tokens: one stream, cut every `sequence` bytes
 //! none                  a random walk that a model can learn, see [`Data::synthetic`]
@@ -35,6 +35,8 @@ pub struct Batch {
 /// Element type of a `.bin` file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenWidth {
+    /// One byte: text as bytes.
+    U8,
     /// Two bytes, little-endian.
     U16,
     /// Four bytes, little-endian.
@@ -276,6 +278,7 @@ fn open(path: &Path, run: &Run, width: TokenWidth) -> Result<(TokenFile, Kind), 
         Some("safetensors") => open_tensor(map, run),
         Some("bin") => {
             let element = match width {
+                TokenWidth::U8 => Element::U8,
                 TokenWidth::U16 => Element::U16,
                 TokenWidth::U32 => Element::U32,
             };

@@ -6,7 +6,7 @@ use ir::plan::Plan;
 use ir::quant::{GemmRole, Role};
 use serde::Serialize;
 
-use crate::table::{Align, Table, elided, grouped, plural, wrapped};
+use crate::table::{elided, grouped, plural, wrapped};
 use crate::words::{fold, user_axes};
 
 /// One GEMM; its JSON form is part of `--format json`.
@@ -84,25 +84,10 @@ impl GemmView {
     fn text(&self, count: u64) -> String {
         let times = if count == 1 { String::new() } else { format!(", {} times", grouped(count)) };
         let mut res = format!("{}  {}{times}\n", elided(&self.gemm, 60), self.role);
-        let mut table = Table::new(2, &[Align::Left; 5]);
         for it in &self.operands {
-            let group = match &it.group {
-                Some(group) => format!("over {}, {}", group.axes, plural(group.ranks, "rank")),
-                None => "no group".to_string(),
-            };
-            table.row([
-                it.role.to_string(),
-                it.dtype.to_string(),
-                it.scaling.to_string(),
-                group,
-                elided(&it.tensor, 36),
-            ]);
-        }
-        // The reason follows each row.
-        for (line, it) in table.text().lines().zip(&self.operands) {
-            res.push_str(&format!("{line}\n"));
-            for line in wrapped(&it.why(), 72) {
-                res.push_str(&format!("      {line}\n"));
+            res.push_str(&format!("  {:<3}{}\n", it.role, elided(&it.tensor, 72)));
+            for line in wrapped(&it.text(), 74) {
+                res.push_str(&format!("     {line}\n"));
             }
         }
         res
@@ -155,10 +140,22 @@ impl OperandView {
         }
     }
 
-    fn why(&self) -> String {
-        match self.varies.as_str() {
-            "" => self.reason.clone(),
-            axes => format!("{}; the scale varies over {axes}", self.reason),
-        }
+    fn text(&self) -> String {
+        let group = match &self.group {
+            Some(group) => {
+                format!("{} over {} ({})", self.scaling, group.axes, plural(group.ranks, "rank"))
+            }
+            None => format!("{} over no axis", self.scaling),
+        };
+        let group = if self.scaling == ScalingKind::Block.name() {
+            self.scaling.to_string()
+        } else {
+            group
+        };
+        let varies = match self.varies.as_str() {
+            "" => String::new(),
+            axes => format!("; the scale varies over {axes}"),
+        };
+        format!("{}, {group}: {}{varies}", self.dtype, self.reason)
     }
 }

@@ -14,11 +14,10 @@ fn compile_writes_a_plan_and_says_what_it_costs() {
     let folder = Folder::new("compile", &[]);
     let text = folder.works("compile model.ron --mesh 2x4");
     let part = |label: &str| text.lines().any(|it| it.starts_with(label));
-    for label in
-        ["parameters", "computes", "memory", "peak", "collectives", "amax groups", "compiled in"]
-    {
+    for label in ["parameters", "computes", "memory", "peak", "collectives", "compiled in"] {
         assert!(part(label), "no line `{label}`:\n{text}");
     }
+    assert!(!part("amax groups"), "nothing is quantized:\n{text}");
     assert!(text.lines().all(|it| it.chars().count() <= 80), "{text}");
     assert!(folder.read("model.plan").starts_with("plan @llama-tiny phase=planned mesh=("));
 }
@@ -143,6 +142,71 @@ fn inspect_costs() {
     assert!(text.lines().all(|it| it.chars().count() <= 80), "{text}");
     let found = json(&folder.works("inspect model.ron --mesh 2 --collectives --format json"));
     assert!(found["collectives"][0]["wire_bytes"].is_u64());
+}
+
+/// The llama-tiny example in FP8.
+const FP8: [(&str, &str); 1] = [(
+    "sequence: 32,",
+    "sequence: 32, recipe: Float8CurrentScaling(), precision: (compute: bf16),",
+)];
+
+#[test]
+fn inspect_amax_groups() {
+    let folder = Folder::new("inspect_amax", &FP8);
+    let mesh = "--mesh dp_replicate=2,dp_shard=2,tp=2";
+    let text = folder.works(&format!("inspect model.ron {mesh} --amax"));
+    assert!(text.lines().all(|it| it.chars().count() <= 80), "{text}");
+    insta::assert_snapshot!("inspect_amax", text);
+    let found = json(&folder.works(&format!("inspect model.ron {mesh} --amax --format json")));
+    let fprop = &found["amax"][0];
+    assert_eq!(
+        (&fprop["gemm"], &fprop["role"]),
+        (&"model.layers.0.self_attn.q_proj".into(), &"fprop".into())
+    );
+    let weight = &fprop["operands"][1];
+    assert_eq!(weight["tensor"], "model.layers.0.self_attn.q_proj.weight");
+    assert_eq!(weight["group"], json(r#"{"axes": "dp_shard, tp", "ranks": 4}"#));
+    let compiled = folder.works(&format!("compile model.ron {mesh}"));
+    assert!(compiled.contains("amax groups  14 weights over dp_shard, tp\n"), "{compiled}");
+    let text = Folder::new("inspect_amax_none", &[]).works("inspect model.ron --mesh 2 --amax");
+    assert!(
+        text.ends_with("No GEMM multiplies codes: no module has a recipe but `Bf16`.\n"),
+        "{text}"
+    );
+}
+
+#[test]
+fn inspect_amax_groups_of_a_refined_axis_and_of_histories() {
+    let folder = Folder::new("inspect_amax_delayed", &FP8);
+    // Two KV heads: tp=4 is used as tp_kv=2 x tp_rep=2.
+    let line = "inspect model.ron --mesh 2x4 --amax --format json --set recipe=DelayedScaling()";
+    let found = json(&folder.works(line));
+    let weight_of = |gemm: &str| {
+        let gemms = found["amax"].as_array().expect("a list");
+        let gemm = gemms.iter().find(|it| it["gemm"] == gemm).expect("a GEMM");
+        gemm["operands"][1]["group"].clone()
+    };
+    assert_eq!(weight_of("model.layers.0.self_attn.q_proj")["axes"], "dp, tp");
+    let k_proj = weight_of("model.layers.0.self_attn.k_proj");
+    assert_eq!(k_proj, json(r#"{"axes": "dp, tp", "ranks": 8}"#));
+}
+
+#[test]
+fn a_weight_mesh_that_misses_an_axis_is_a_lint_that_can_be_denied() {
+    let folder = Folder::new("weight_mesh", &FP8);
+    let line = "compile model.ron --mesh 2x4 --set weight_mesh=[\"dp\"]";
+    let text = folder.works(line).split_whitespace().collect::<Vec<_>>().join(" ");
+    let lint =
+        "are sharded over dp, tp, of which `weight_mesh` (dp) misses tp: their scales vary over tp";
+    assert!(text.contains(lint), "{text}");
+    let denied = folder.planc(&format!("{line} --deny amax"));
+    assert_eq!(denied.code, 1);
+    assert!(
+        denied.stderr.contains("PL0611") && denied.stderr.contains("amax: "),
+        "{}",
+        denied.stderr
+    );
+    folder.works("compile model.ron --mesh 2x4 -q --deny amax");
 }
 
 #[test]

@@ -78,6 +78,9 @@ fn text_is_bytes() {
     let path = file("text.txt", "héy, you".as_bytes());
     let data = Data::open(&[path], &run(1, 4, 256), None).expect("opens");
     check(&data, 0, &[104, 195, 169, 121], &[195, 169, 121, 44]);
+    let path = file("text.bin", "héy, you".as_bytes());
+    let data = Data::open(&[path], &run(1, 4, 256), Some(TokenWidth::U8)).expect("opens");
+    check(&data, 1, &[44, 32, 121, 111], &[32, 121, 111, 117]);
 }
 
 #[test]
