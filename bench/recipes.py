@@ -22,7 +22,8 @@ RECIPES = {
 LEARNED = 0.6
 # Steps whose mean is a loss "at the end".
 LAST = 20
-SEQUENCE = 64
+# A multiple of 128, so that blocks along the tokens exist as well.
+SEQUENCE, BATCH = 128, 4
 WARMUP = 20
 
 
@@ -46,7 +47,8 @@ def train(recipe, data, metrics):
     schedule = f"(lr: 3e-3, warmup: {WARMUP}, decay: Cosine(until: {max(steps, WARMUP + 1)}, min: 3e-4))"
     command = [planc, "run", repo / "examples/llama-tiny-fp8.ron", "--mesh", "1", "--device", device, "--quiet"]
     command += ["--steps", str(steps), "--data", data, "--metrics", metrics]
-    command += ["--set", f"recipe={recipe}", "--set", f"schedule={schedule}"]
+    options = [f"recipe={recipe}", f"schedule={schedule}", f"sequence={SEQUENCE}", f"batch=Global({BATCH})"]
+    command += [it for option in options for it in ("--set", option)]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode != 0:
         return " ".join(run.stderr.split())[:200]
