@@ -24,6 +24,7 @@ mod pieces;
 mod quant_matmul;
 mod quant_scale;
 mod quantize;
+mod quantize_block;
 mod rope;
 mod sum_leading;
 mod sum_squares;
@@ -77,6 +78,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("quant_matmul.cu", include_str!("../cuda/quant_matmul.cu")),
     ("quant_scale.cu", include_str!("../cuda/quant_scale.cu")),
     ("quantize.cu", include_str!("../cuda/quantize.cu")),
+    ("quantize_block.cu", include_str!("../cuda/quantize_block.cu")),
     ("rope.cu", include_str!("../cuda/rope.cu")),
     ("sum_leading.cu", include_str!("../cuda/sum_leading.cu")),
     ("sum_squares.cu", include_str!("../cuda/sum_squares.cu")),
@@ -139,12 +141,12 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         Op::QuantMatmul(_) => quant_matmul::lower(call),
         Op::QuantScale(_) => quant_scale::lower(calls),
         Op::Quantize(_) => quantize::lower(calls),
+        Op::QuantizeBlock(_) => quantize_block::lower(calls),
         Op::RmsNorm(_) | Op::RmsNormGrad(_) => norm::lower(call),
         Op::Rope(_) => rope::lower(call),
         Op::SumLeading(_) => sum_leading::lower(call),
         Op::SumSquares(_) => sum_squares::lower(calls),
         Op::Transpose(_) => transpose::lower(call),
-        Op::QuantizeBlock(_) => Err(Unsupported::new(call, "codes in blocks have no kernels")),
         Op::Hadamard(_) | Op::RoundMx(_) | Op::RoundNvFp4(_) => {
             Err(Unsupported::new(call, "MXFP8 and NVFP4 have no kernels"))
         }
@@ -173,6 +175,7 @@ pub fn batchable(a: &OpCall<'_>, b: &OpCall<'_>) -> bool {
         (Op::QuantScale(a), Op::QuantScale(b)) => a == b,
         (Op::DelayedScale(_), Op::DelayedScale(_)) => true,
         (Op::DelayedUpdate(a), Op::DelayedUpdate(b)) => a == b,
+        (Op::QuantizeBlock(a), Op::QuantizeBlock(b)) => a == b,
         (Op::Quantize(x), Op::Quantize(y)) => {
             let scaled = is_one(a.args, 1) && is_one(b.args, 1);
             scaled && (x.to, x.copies) == (y.to, y.copies)

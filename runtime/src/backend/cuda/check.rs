@@ -372,6 +372,7 @@ fn is_exact(op: &Op) -> bool {
             | Op::DelayedUpdate(_)
             | Op::QuantScale(_)
             | Op::Quantize(_)
+            | Op::QuantizeBlock(_)
     )
 }
 

@@ -96,7 +96,7 @@ pub(super) fn cases() -> Vec<Case> {
 /// Whether a device runs it alone: the others are done by communicators, are gone before, or have no kernels.
 fn is_local(kind: OpKind) -> bool {
     let moved = [OpKind::Collective, OpKind::Reshard].contains(&kind);
-    let none = [OpKind::Hadamard, OpKind::QuantizeBlock, OpKind::RoundMx, OpKind::RoundNvFp4];
+    let none = [OpKind::Hadamard, OpKind::RoundMx, OpKind::RoundNvFp4];
     !moved && !none.contains(&kind)
 }
 

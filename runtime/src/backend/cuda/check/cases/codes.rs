@@ -3,7 +3,7 @@
 use ir::DType;
 use ir::ops::{
     Amax, Concat, Copies, DelayedScale, DelayedUpdate, Fill, Granule, Op, PadDim, QuantMatmul,
-    QuantScale, Quantize, Sample, SliceDim, Transpose, Values,
+    QuantScale, Quantize, QuantizeBlock, Sample, SliceDim, Transpose, Values,
 };
 use ir::quant::AmaxAlgo;
 
@@ -12,10 +12,19 @@ use super::{Case, Content, SIZES, call, in_both, one};
 const FORMATS: [DType; 2] = [DType::E4M3, DType::E5M2];
 
 pub(super) fn codes() -> Vec<Case> {
-    [amax(), scales(), updates(), quantize(), moves(), matmul(), matmul_in_blocks()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        amax(),
+        scales(),
+        updates(),
+        quantize(),
+        quantize_block(),
+        moves(),
+        matmul(),
+        matmul_in_blocks(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// One program for as many of these cases, which are in f32 and bf16 in turns, as there are of a type.
@@ -116,6 +125,54 @@ fn quantize() -> Vec<Case> {
             res.extend(batches(&some));
             res.extend(some);
             res.extend(make(&[36, 5, 22], &[4, 2], &[0, 2]));
+        }
+    }
+    res
+}
+
+/// Rows that are no multiple of a square where rows are cut, columns where columns are; several of both.
+fn quantize_block() -> Vec<Case> {
+    let both: &[&[u64]] = &[&[128, 128], &[2, 256, 384]];
+    let rows: &[&[u64]] = &[&[1, 128], &[3, 37, 256], &[1001, 640]];
+    let columns: &[&[u64]] = &[&[128, 1], &[2, 128, 37], &[256, 264], &[384, 1000]];
+    let ways = [
+        (false, Copies::Rows, rows),
+        (false, Copies::Columns, columns),
+        (false, Copies::Both, both),
+        (true, Copies::Rows, both),
+        (true, Copies::Columns, both),
+        (true, Copies::Both, both),
+    ];
+    let contents = [
+        None,
+        Some(Content::Wide),
+        Some(Content::All(0.0)),
+        Some(Content::All(1e-38)),
+        Some(Content::All(-3e38)),
+        Some(Content::All(f64::NAN)),
+    ];
+    let mut res = Vec::new();
+    for (to, from) in
+        FORMATS.into_iter().flat_map(|it| [DType::F32, DType::Bf16].map(|of| (it, of)))
+    {
+        for ((square, copies, shapes), pow2) in
+            ways.into_iter().flat_map(|it| [(it, false), (it, true)])
+        {
+            let op = QuantizeBlock { to, from, square, pow2, copies };
+            let make = |shape: &[u64], content: Option<Content>| {
+                let mut sample = Sample::floats(op.clone(), &[shape]);
+                sample.inputs[0].ty.dtype = from;
+                let case = one(call(&sample), from);
+                content.into_iter().fold(case, |case, it| case.holding(0, it))
+            };
+            let some: Vec<Case> = [both, shapes]
+                .concat()
+                .into_iter()
+                .map(|it| make(it, Some(Content::Wide)))
+                .collect();
+            res.extend(batches(&some));
+            res.extend(some);
+            res.extend(contents.into_iter().map(|it| make(shapes[1], it)));
         }
     }
     res
