@@ -26,6 +26,7 @@ mod quant_scale;
 mod quantize;
 mod quantize_block;
 mod rope;
+mod round_blocks;
 mod sum_leading;
 mod sum_squares;
 #[cfg(test)]
@@ -52,6 +53,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../cuda/common.cuh")),
     ("norm.cuh", include_str!("../cuda/norm.cuh")),
     ("pieces.cuh", include_str!("../cuda/pieces.cuh")),
+    ("random.cuh", include_str!("../cuda/random.cuh")),
 ];
 
 /// The sources of our kernels, with their text.
@@ -72,6 +74,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("embedding_grad.cu", include_str!("../cuda/embedding_grad.cu")),
     ("fill.cu", include_str!("../cuda/fill.cu")),
     ("glu.cu", include_str!("../cuda/glu.cu")),
+    ("hadamard.cu", include_str!("../cuda/hadamard.cu")),
     ("norm.cu", include_str!("../cuda/norm.cu")),
     ("norm_grad.cu", include_str!("../cuda/norm_grad.cu")),
     ("optimizer.cu", include_str!("../cuda/optimizer.cu")),
@@ -80,6 +83,7 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("quantize.cu", include_str!("../cuda/quantize.cu")),
     ("quantize_block.cu", include_str!("../cuda/quantize_block.cu")),
     ("rope.cu", include_str!("../cuda/rope.cu")),
+    ("round_blocks.cu", include_str!("../cuda/round_blocks.cu")),
     ("sum_leading.cu", include_str!("../cuda/sum_leading.cu")),
     ("sum_squares.cu", include_str!("../cuda/sum_squares.cu")),
     ("transpose.cu", include_str!("../cuda/transpose.cu")),
@@ -135,6 +139,7 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         Op::Embedding(_) | Op::EmbeddingGrad(_) => embedding::lower(call),
         Op::Fill(_) | Op::ZerosLike(_) => fill::lower(call),
         Op::Glu(_) | Op::GluGrad(_) => elementwise::lower(call),
+        Op::Hadamard(_) => round_blocks::hadamard(call),
         Op::LayerNorm(_) | Op::LayerNormGrad(_) => norm::lower(call),
         Op::Matmul(_) => matmul::lower(call),
         Op::MergeDims(_) | Op::SplitDim(_) => Ok(elementwise::copy(call)),
@@ -144,12 +149,10 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         Op::QuantizeBlock(_) => quantize_block::lower(calls),
         Op::RmsNorm(_) | Op::RmsNormGrad(_) => norm::lower(call),
         Op::Rope(_) => rope::lower(call),
+        Op::RoundMx(_) | Op::RoundNvFp4(_) => round_blocks::lower(call),
         Op::SumLeading(_) => sum_leading::lower(call),
         Op::SumSquares(_) => sum_squares::lower(calls),
         Op::Transpose(_) => transpose::lower(call),
-        Op::Hadamard(_) | Op::RoundMx(_) | Op::RoundNvFp4(_) => {
-            Err(Unsupported::new(call, "MXFP8 and NVFP4 have no kernels"))
-        }
         Op::Collective(_) | Op::Reshard(_) => {
             Err(Unsupported::new(call, "data between ranks is moved by the communicator"))
         }
