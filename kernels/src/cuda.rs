@@ -24,7 +24,9 @@ mod pieces;
 mod quant_matmul;
 mod quant_scale;
 mod quantize;
+mod quantize_block;
 mod rope;
+mod round_blocks;
 mod sum_leading;
 mod sum_squares;
 #[cfg(test)]
@@ -51,6 +53,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../cuda/common.cuh")),
     ("norm.cuh", include_str!("../cuda/norm.cuh")),
     ("pieces.cuh", include_str!("../cuda/pieces.cuh")),
+    ("random.cuh", include_str!("../cuda/random.cuh")),
 ];
 
 /// The sources of our kernels, with their text.
@@ -71,13 +74,16 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("embedding_grad.cu", include_str!("../cuda/embedding_grad.cu")),
     ("fill.cu", include_str!("../cuda/fill.cu")),
     ("glu.cu", include_str!("../cuda/glu.cu")),
+    ("hadamard.cu", include_str!("../cuda/hadamard.cu")),
     ("norm.cu", include_str!("../cuda/norm.cu")),
     ("norm_grad.cu", include_str!("../cuda/norm_grad.cu")),
     ("optimizer.cu", include_str!("../cuda/optimizer.cu")),
     ("quant_matmul.cu", include_str!("../cuda/quant_matmul.cu")),
     ("quant_scale.cu", include_str!("../cuda/quant_scale.cu")),
     ("quantize.cu", include_str!("../cuda/quantize.cu")),
+    ("quantize_block.cu", include_str!("../cuda/quantize_block.cu")),
     ("rope.cu", include_str!("../cuda/rope.cu")),
+    ("round_blocks.cu", include_str!("../cuda/round_blocks.cu")),
     ("sum_leading.cu", include_str!("../cuda/sum_leading.cu")),
     ("sum_squares.cu", include_str!("../cuda/sum_squares.cu")),
     ("transpose.cu", include_str!("../cuda/transpose.cu")),
@@ -133,21 +139,20 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         Op::Embedding(_) | Op::EmbeddingGrad(_) => embedding::lower(call),
         Op::Fill(_) | Op::ZerosLike(_) => fill::lower(call),
         Op::Glu(_) | Op::GluGrad(_) => elementwise::lower(call),
+        Op::Hadamard(_) => round_blocks::hadamard(call),
         Op::LayerNorm(_) | Op::LayerNormGrad(_) => norm::lower(call),
         Op::Matmul(_) => matmul::lower(call),
         Op::MergeDims(_) | Op::SplitDim(_) => Ok(elementwise::copy(call)),
         Op::QuantMatmul(_) => quant_matmul::lower(call),
         Op::QuantScale(_) => quant_scale::lower(calls),
         Op::Quantize(_) => quantize::lower(calls),
+        Op::QuantizeBlock(_) => quantize_block::lower(calls),
         Op::RmsNorm(_) | Op::RmsNormGrad(_) => norm::lower(call),
         Op::Rope(_) => rope::lower(call),
+        Op::RoundMx(_) | Op::RoundNvFp4(_) => round_blocks::lower(call),
         Op::SumLeading(_) => sum_leading::lower(call),
         Op::SumSquares(_) => sum_squares::lower(calls),
         Op::Transpose(_) => transpose::lower(call),
-        Op::QuantizeBlock(_) => Err(Unsupported::new(call, "codes in blocks have no kernels")),
-        Op::Hadamard(_) | Op::RoundMx(_) | Op::RoundNvFp4(_) => {
-            Err(Unsupported::new(call, "MXFP8 and NVFP4 have no kernels"))
-        }
         Op::Collective(_) | Op::Reshard(_) => {
             Err(Unsupported::new(call, "data between ranks is moved by the communicator"))
         }
@@ -173,6 +178,7 @@ pub fn batchable(a: &OpCall<'_>, b: &OpCall<'_>) -> bool {
         (Op::QuantScale(a), Op::QuantScale(b)) => a == b,
         (Op::DelayedScale(_), Op::DelayedScale(_)) => true,
         (Op::DelayedUpdate(a), Op::DelayedUpdate(b)) => a == b,
+        (Op::QuantizeBlock(a), Op::QuantizeBlock(b)) => a == b,
         (Op::Quantize(x), Op::Quantize(y)) => {
             let scaled = is_one(a.args, 1) && is_one(b.args, 1);
             scaled && (x.to, x.copies) == (y.to, y.copies)

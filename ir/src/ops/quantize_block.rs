@@ -53,7 +53,8 @@ impl QuantizeBlock {
         leading.into_iter().chain(last.then(|| ndim - 1)).collect()
     }
 
-    fn rule(&self) -> ScaleRule {
+    /// How scales follow from amaxes; `to` is an FP8 type.
+    pub fn rule(&self) -> ScaleRule {
         let overflow = match self.from {
             DType::Bf16 => f32::from_bits(0x7f7f_0000),
             DType::F32 | DType::I32 | DType::E4M3 | DType::E5M2 => f32::MAX,

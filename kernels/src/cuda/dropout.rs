@@ -8,13 +8,13 @@ use crate::cuda::launch::{
 use crate::cuda::{Arg, Function, OpCall, Pointer, Program, Unsupported, Word};
 
 /// Neighbouring elements of a local tensor, from dim to dim, with the global index of each.
-struct Rows {
+pub(super) struct Rows {
     /// Global index of the first element.
-    first: u64,
+    pub first: u64,
     /// Elements of a row: their global indices are neighbours too.
-    n: u64,
+    pub n: u64,
     /// Size, and stride of the global index, of the dims that rows are counted by, outermost first.
-    dims: Vec<[u64; 2]>,
+    pub dims: Vec<[u64; 2]>,
 }
 
 pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
@@ -56,7 +56,7 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
 }
 
 /// Dims are joined, from the last on, as long as global indices go on where local ones do.
-fn rows(call: &OpCall<'_>) -> Rows {
+pub(super) fn rows(call: &OpCall<'_>) -> Rows {
     let (mut first, mut stride) = (0, 1);
     let mut dims: Vec<[u64; 2]> = vec![[1, 1]];
     for (bound, &size) in call.bounds.iter().zip(&call.args[0].shape).rev() {

@@ -64,7 +64,7 @@ pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
 }
 
 /// The macro that says whether rows of all tensors are whole vectors.
-fn aligned(calls: &[OpCall<'_>]) -> String {
+pub(super) fn aligned(calls: &[OpCall<'_>]) -> String {
     let aligned = calls.iter().all(|it| rows(&it.args[0]).1.is_multiple_of(EACH));
     sized("ALIGNED", aligned.into())
 }
@@ -88,7 +88,8 @@ fn matrix(index: usize, call: &OpCall<'_>, op: &Quantize) -> [Word; WORDS] {
     ]
 }
 
-fn squares_of(index: usize, call: &OpCall<'_>) -> impl Iterator<Item = Word> + use<> {
+/// The (tensor, square) pairs of tensor `index`.
+pub(super) fn squares_of(index: usize, call: &OpCall<'_>) -> impl Iterator<Item = Word> + use<> {
     let (n_rows, n_columns) = rows(&call.args[0]);
     (0..squares(n_rows, n_columns)).map(move |it| Word::Value(index as u64 | it << 32))
 }

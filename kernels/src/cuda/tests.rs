@@ -2,8 +2,8 @@
 
 use ir::TensorType;
 use ir::ops::{
-    Amax, BoundAt, Copies, GluGrad, GluKind, Granule, Matmul, OpKind, QuantMatmul, Quantize,
-    RmsNormGrad, Rope, Sample, SumLeading,
+    Along, Amax, BoundAt, Copies, GluGrad, GluKind, Granule, Matmul, OpKind, QuantMatmul, Quantize,
+    QuantizeBlock, RmsNormGrad, Rope, RoundNvFp4, Sample, SumLeading,
 };
 
 use super::*;
@@ -165,7 +165,9 @@ fn narrow(sample: Sample) -> Sample {
         OpKind::CeLoss | OpKind::CeLossGrad | OpKind::ClipScale => false,
         OpKind::DelayedScale | OpKind::DelayedUpdate | OpKind::QuantScale => false,
         OpKind::QuantMatmul => false,
-        OpKind::Quantize => operand == 0,
+        OpKind::Quantize | OpKind::RoundNvFp4 => operand == 0,
+        // `from` is a type, too.
+        OpKind::QuantizeBlock => false,
         OpKind::LayerNormGrad => !matches!(operand, 3 | 4),
         OpKind::RmsNormGrad => operand != 3,
         _ => true,
@@ -175,8 +177,7 @@ fn narrow(sample: Sample) -> Sample {
 #[test]
 fn programs_of_all_samples_fit_their_kernels() {
     let moved = |it: &OpKind| matches!(it, OpKind::Collective | OpKind::Reshard);
-    let no_kernel = [OpKind::Hadamard, OpKind::QuantizeBlock, OpKind::RoundMx, OpKind::RoundNvFp4];
-    for &kind in OpKind::ALL.iter().filter(|it| !moved(it) && !no_kernel.contains(it)) {
+    for &kind in OpKind::ALL.iter().filter(|it| !moved(it)) {
         for sample in kind.samples() {
             lowered(&sample);
             lowered(&narrow(sample));
@@ -622,6 +623,81 @@ fn tensors_with_several_scales_are_not_batched() {
         let call = OpCall { op: &quantize, args: &args, results: &codes, bounds: &[] };
         assert_eq!(batchable(&call, &call), batched);
     }
+}
+
+/// A weight and one that this rank has nothing of: results of both copies count, squares of the first.
+#[test]
+fn one_launch_quantizes_many_tensors_in_blocks() {
+    let op = |copies| QuantizeBlock {
+        to: DType::E4M3,
+        from: DType::Bf16,
+        square: true,
+        pow2: false,
+        copies,
+    };
+    let of = |copies, sizes: &[[u64; 2]]| {
+        let op: Op = op(copies).into();
+        let operands: Vec<_> = sizes
+            .iter()
+            .map(|shape| {
+                let x = TensorType::new(DType::Bf16, shape);
+                let results = op.infer(&[&x]).expect("whole blocks");
+                ([operand(&x)], results.iter().map(operand).collect::<Vec<_>>())
+            })
+            .collect();
+        let calls: Vec<OpCall<'_>> = operands
+            .iter()
+            .map(|(args, results)| OpCall { op: &op, args, results, bounds: &[] })
+            .collect();
+        let res = lower(&calls).unwrap_or_else(|it| panic!("{it}"));
+        check(&res, calls.len(), operands.iter().map(|it| it.1.len()).sum());
+        res
+    };
+    let program = of(Copies::Both, &[[256, 128], [0, 128], [128, 128]]);
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!((launch.function.entry, launch.grid), ("quantize_blocks", [3, 1, 1]));
+    let max = f32::from_bits(0x7f7f_0000);
+    assert_eq!(launch.args[2..], [Arg::F32(448.0), Arg::F32(max), Arg::I32(0)]);
+    let pointers = [8, 9, 10, 11].map(|it| Word::Pointer(Pointer::Result(it)));
+    assert_eq!(program.table[15..19], pointers);
+    assert_eq!(program.table[21..], [0, 1 << 32, 2].map(Word::Value));
+    let program = of(Copies::Columns, &[[256, 128]]);
+    let pointers = [0, 1].map(|it| Word::Pointer(Pointer::Result(it)));
+    assert_eq!(program.table[1..3], [0, 0].map(Word::Value));
+    assert_eq!(program.table[3..5], pointers);
+    assert_eq!(program.table.len(), 7, "squares of one tensor need no list");
+}
+
+/// Pieces along dims 0 and 1, on a rank that holds columns 64 to 128 of 256, from row 32 of 96 on.
+#[test]
+fn random_bits_are_those_of_global_rows() {
+    let op: Op =
+        RoundNvFp4 { along: Along::Columns, pieces: vec![0, 1], stochastic: Some(7) }.into();
+    let x = TensorType::new(DType::Bf16, &[2, 32, 64]);
+    let amax = TensorType::new(DType::F32, &[2, 2]);
+    let seed = TensorType::new(DType::I32, &[]);
+    let args = [&x, &amax, &seed].map(operand);
+    let bounds = [(0, 2, 2), (32, 32, 96), (64, 64, 256)];
+    let bounds = bounds.map(|(start, extent, size)| LocalBound { start, extent, size });
+    let call = OpCall { op: &op, args: &args, results: &args[..1], bounds: &bounds };
+    let program = lower(&[call]).unwrap_or_else(|it| panic!("{it}"));
+    check(&program, 3, 1);
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    // A thread for each 16 of 4096 elements.
+    assert_eq!((launch.function.entry, launch.grid), ("round_columns", [1, 1, 1]));
+    assert_eq!(
+        launch.args[6..11],
+        [
+            Arg::I32(3),
+            Arg::Pointer(Pointer::Arg(2)),
+            Arg::I64(7),
+            Arg::Pointer(Pointer::Table(12)),
+            Arg::I32(2),
+        ]
+    );
+    // Rows of 64; the first element is 64 of row 32; rows are 256 apart.
+    assert_eq!(launch.args[11..], [64, 32 * 256 + 64, 256].map(Arg::I64));
+    assert_eq!(program.table[12..], [2, 96 * 256, 32, 256].map(Word::Value));
 }
 
 #[test]

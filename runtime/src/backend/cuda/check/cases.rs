@@ -93,11 +93,9 @@ pub(super) fn cases() -> Vec<Case> {
     samples.chain(larger.into_iter().flatten()).collect()
 }
 
-/// Whether a device runs it alone: the others are done by communicators, are gone before, or have no kernels.
+/// Whether a device runs it alone: the others are done by communicators, or are gone before.
 fn is_local(kind: OpKind) -> bool {
-    let moved = [OpKind::Collective, OpKind::Reshard].contains(&kind);
-    let none = [OpKind::Hadamard, OpKind::QuantizeBlock, OpKind::RoundMx, OpKind::RoundNvFp4];
-    !moved && !none.contains(&kind)
+    ![OpKind::Collective, OpKind::Reshard].contains(&kind)
 }
 
 /// Float operands that are f32 whatever the others are: statistics, scalars, states of optimizers.
@@ -107,7 +105,7 @@ fn stays_f32(kind: OpKind, operand: usize, n_operands: usize) -> bool {
         OpKind::CeStats | OpKind::CeStatsGrad => operand > 0,
         OpKind::DelayedScale | OpKind::DelayedUpdate => true,
         OpKind::QuantMatmul | OpKind::QuantScale => true,
-        OpKind::Quantize => operand > 0,
+        OpKind::Quantize | OpKind::RoundNvFp4 => operand > 0,
         OpKind::AttentionGrad => operand == 4,
         OpKind::RmsNormGrad => operand == 3,
         OpKind::LayerNormGrad => operand == 3 || operand == 4,

@@ -2,8 +2,9 @@
 
 use ir::DType;
 use ir::ops::{
-    Amax, Concat, Copies, DelayedScale, DelayedUpdate, Fill, Granule, Op, PadDim, QuantMatmul,
-    QuantScale, Quantize, Sample, SliceDim, Transpose, Values,
+    Along, Amax, Concat, Copies, DelayedScale, DelayedUpdate, Fill, Granule, Hadamard, LocalBound,
+    Op, PadDim, QuantMatmul, QuantScale, Quantize, QuantizeBlock, RoundMx, RoundNvFp4, Sample,
+    SliceDim, Transpose, Values,
 };
 use ir::quant::AmaxAlgo;
 
@@ -11,11 +12,33 @@ use super::{Case, Content, SIZES, call, in_both, one};
 
 const FORMATS: [DType; 2] = [DType::E4M3, DType::E5M2];
 
+/// What operands hold: random numbers, some of all sizes, nothing but one number.
+const CONTENTS: [Option<Content>; 6] = [
+    None,
+    Some(Content::Wide),
+    Some(Content::All(0.0)),
+    Some(Content::All(1e-39)),
+    Some(Content::All(-3e38)),
+    Some(Content::All(f64::NAN)),
+];
+
 pub(super) fn codes() -> Vec<Case> {
-    [amax(), scales(), updates(), quantize(), moves(), matmul(), matmul_in_blocks()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        amax(),
+        scales(),
+        updates(),
+        quantize(),
+        quantize_block(),
+        round_mx(),
+        round_nvfp4(),
+        hadamard(),
+        moves(),
+        matmul(),
+        matmul_in_blocks(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// One program for as many of these cases, which are in f32 and bf16 in turns, as there are of a type.
@@ -119,6 +142,114 @@ fn quantize() -> Vec<Case> {
         }
     }
     res
+}
+
+/// Rows that are no multiple of a square where rows are cut, columns where columns are; several of both.
+fn quantize_block() -> Vec<Case> {
+    let both: &[&[u64]] = &[&[128, 128], &[2, 256, 384]];
+    let rows: &[&[u64]] = &[&[1, 128], &[3, 37, 256], &[1001, 640]];
+    let columns: &[&[u64]] = &[&[128, 1], &[2, 128, 37], &[256, 264], &[384, 1000]];
+    let ways = [
+        (false, Copies::Rows, rows),
+        (false, Copies::Columns, columns),
+        (false, Copies::Both, both),
+        (true, Copies::Rows, both),
+        (true, Copies::Columns, both),
+        (true, Copies::Both, both),
+    ];
+    let mut res = Vec::new();
+    for (to, from) in
+        FORMATS.into_iter().flat_map(|it| [DType::F32, DType::Bf16].map(|of| (it, of)))
+    {
+        for ((square, copies, shapes), pow2) in
+            ways.into_iter().flat_map(|it| [(it, false), (it, true)])
+        {
+            let op = QuantizeBlock { to, from, square, pow2, copies };
+            let make = |shape: &[u64], content: Option<Content>| {
+                let mut sample = Sample::floats(op.clone(), &[shape]);
+                sample.inputs[0].ty.dtype = from;
+                let case = one(call(&sample), from);
+                content.into_iter().fold(case, |case, it| case.holding(0, it))
+            };
+            let some: Vec<Case> = [both, shapes]
+                .concat()
+                .into_iter()
+                .map(|it| make(it, Some(Content::Wide)))
+                .collect();
+            res.extend(batches(&some));
+            res.extend(some);
+            res.extend(CONTENTS.into_iter().map(|it| make(shapes[1], it)));
+        }
+    }
+    res
+}
+
+/// How blocks may lie, with shapes of which dims that are not cut are odd.
+const ALONG: [(Along, [&[u64]; 3]); 3] = [
+    (Along::Rows, [&[1, 32], &[3, 37, 96], &[1001, 640]]),
+    (Along::Columns, [&[32, 1], &[3, 96, 37], &[640, 1001]]),
+    (Along::Square, [&[32, 32], &[3, 96, 160], &[640, 1024]]),
+];
+
+/// The sample in both types, with each of these in the first operand.
+fn holding_each(sample: &Sample) -> Vec<Case> {
+    let case = |(content, case): (Option<Content>, Case)| {
+        content.into_iter().fold(case, |case, it| case.holding(0, it))
+    };
+    CONTENTS
+        .into_iter()
+        .flat_map(|it| in_both(sample.clone()).into_iter().map(move |case| (it, case)))
+        .map(case)
+        .collect()
+}
+
+fn round_mx() -> Vec<Case> {
+    let mut res = Vec::new();
+    for to in FORMATS {
+        for (along, shapes) in ALONG {
+            for shape in shapes {
+                res.extend(holding_each(&Sample::floats(RoundMx { to, along }, &[shape])));
+            }
+        }
+    }
+    res
+}
+
+fn round_nvfp4() -> Vec<Case> {
+    let mut res = Vec::new();
+    for stochastic in [None, Some(5)] {
+        for (along, shapes) in ALONG {
+            let make = |shape: &[u64], amax: &[u64], pieces: &[usize]| {
+                let op = RoundNvFp4 { along, pieces: pieces.to_vec(), stochastic };
+                let n = 2 + usize::from(stochastic.is_some());
+                let sample = Sample::floats(op, &[shape, amax, &[]][..n]);
+                let sample = sample.fill(1, Values::Positive);
+                if stochastic.is_some() { sample.fill(2, Values::Ids(1 << 24)) } else { sample }
+            };
+            res.extend(shapes.into_iter().flat_map(|it| holding_each(&make(it, &[], &[]))));
+            // Amaxes of which the factors are at the ends of what there is.
+            for amax in [0.0, 1e-40, 3e38, f64::INFINITY, f64::NAN] {
+                let cases = in_both(make(shapes[1], &[], &[])).into_iter();
+                res.extend(cases.map(|it| it.holding(1, Content::All(amax))));
+            }
+            res.extend(in_both(make(&[4, 96, 160], &[2, 3, 2], &[0, 1, 2])));
+            if stochastic.is_some() {
+                // A rank that holds the middle of all dims.
+                let bounds = [(3, 2, 7), (32, 48, 160), (64, 96, 512)];
+                let bounds = bounds.map(|(start, extent, size)| LocalBound { start, extent, size });
+                for mut case in in_both(make(&[2, 48, 96], &[2], &[0])) {
+                    case.calls[0].bounds = Some(bounds.to_vec());
+                    res.push(case);
+                }
+            }
+        }
+    }
+    res
+}
+
+fn hadamard() -> Vec<Case> {
+    let shapes: [&[u64]; 3] = [&[16, 1], &[3, 48, 37], &[640, 1001]];
+    shapes.iter().flat_map(|it| holding_each(&Sample::floats(Hadamard {}, &[it]))).collect()
 }
 
 /// Bytes in another order, and at odd places.
