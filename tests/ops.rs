@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use ir::ops::{
-    Activation, ActivationKind, Adam, AdamW, Assignment, Attention, AttentionGrad, BiasAdd, CeLoss,
-    CeMax, CeStats, ClipScale, Conflict, Dropout, Embedding, Glu, GluKind, GradError, LayerNorm,
-    Llama3Scaling, Matmul, Number, Op, OpKind, RmsNorm, Rope, Sample, SampleInput, Sgd, SplitDim,
-    Tensor, Values,
+    Activation, ActivationKind, Adam, AdamW, Amax, Assignment, Attention, AttentionGrad, BiasAdd,
+    CeLoss, CeMax, CeStats, ClipScale, Conflict, Dropout, Embedding, Glu, GluKind, GradError,
+    LayerNorm, Llama3Scaling, Matmul, Number, Op, OpKind, RmsNorm, Rope, Sample, SampleInput, Sgd,
+    SplitDim, Tensor, Values,
 };
 use ir::placement::{Mesh, ReduceOp, Sharding};
 use ir::random::stream_key;
@@ -148,6 +148,15 @@ fn results_in_place_are_as_large_as_their_operand() {
         for &(result, operand) in sample.op.in_place() {
             assert_eq!(results[result].bytes(), types[operand].bytes(), "{}", sample.op.to_text());
         }
+    }
+}
+
+/// It is one of its operand's numbers, which makes it exact in their type.
+#[test]
+fn amaxes_have_the_type_of_their_operand() {
+    for dtype in [DType::F32, DType::Bf16] {
+        let found = Op::from(Amax::default()).infer(&[&TensorType::new(dtype, &[4, 6])]);
+        assert_eq!(found.map(|it| it.to_vec()), Ok(vec![TensorType::scalar(dtype)]));
     }
 }
 

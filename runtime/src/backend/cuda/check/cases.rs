@@ -103,8 +103,9 @@ fn stays_f32(kind: OpKind, operand: usize, n_operands: usize) -> bool {
     match kind {
         OpKind::CeLoss | OpKind::CeLossGrad | OpKind::ClipScale => true,
         OpKind::CeStats | OpKind::CeStatsGrad => operand > 0,
-        OpKind::DelayedScale | OpKind::DelayedUpdate => true,
-        OpKind::QuantMatmul | OpKind::QuantScale => true,
+        OpKind::DelayedScale | OpKind::QuantMatmul => true,
+        // All but the amax.
+        OpKind::DelayedUpdate => operand != 1,
         OpKind::Quantize => operand > 0,
         OpKind::AttentionGrad => operand == 4,
         OpKind::RmsNormGrad => operand == 3,
