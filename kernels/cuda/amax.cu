@@ -1,5 +1,6 @@
 // The largest magnitudes of many tensors: one launch for parts, one for the largest of them. What is no
 // number is ignored. Macro: X, the tensors' element type.
+#include "amax.cuh"
 #include "pieces.cuh"
 
 constexpr int THREADS = 256;
@@ -12,14 +13,6 @@ struct Tensor {
     X* out;
     i64 n, first_part, n_parts;
 };
-
-__device__ __forceinline__ float block_max(float x) {
-    __shared__ float parts[THREADS / 32];
-    x = warp_max(x);
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-    __syncthreads();
-    return warp_max(parts[threadIdx.x % (THREADS / 32)]);
-}
 
 // A block for each (tensor, chunk) pair.
 extern "C" __global__ void __launch_bounds__(THREADS)

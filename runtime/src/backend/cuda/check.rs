@@ -349,8 +349,9 @@ fn compare(case: &Case, layout: &Layout, before: &[u8], after: &[u8]) -> Result<
             continue;
         }
         let expected = run_reference(&call.op, &operands, &shapes, &call.all_bounds());
-        for (i, expected) in expected.iter().enumerate() {
-            let slot = results.next().expect("a slot for each result");
+        let slots: Vec<&Slot> = results.by_ref().take(expected.len()).collect();
+        same_amaxes(&call.op, &slots, after)?;
+        for (i, (expected, slot)) in expected.iter().zip(slots).enumerate() {
             let found = decode(&slot.ty, &after[slot.range()]);
             let error = relative_error(&found.data, &expected.data);
             let tolerance = tolerance(call, slot.ty.dtype);
@@ -361,6 +362,22 @@ fn compare(case: &Case, layout: &Layout, before: &[u8], after: &[u8]) -> Result<
         }
     }
     Ok(worst)
+}
+
+/// Amaxes that an op takes on the way are of its results as they are stored.
+fn same_amaxes(op: &Op, slots: &[&Slot], after: &[u8]) -> Result<(), String> {
+    let Some(amaxes) = op.amaxes() else { return Ok(()) };
+    let first = amaxes.own(slots).len();
+    for (i, &of) in amaxes.of.iter().enumerate() {
+        let [found, all] =
+            [first + i, of].map(|it| decode(&slots[it].ty, &after[slots[it].range()]));
+        let expected = all.data.iter().fold(0.0, |res, it| f64::max(res, it.abs()));
+        if found.data != [expected] {
+            let found = &found.data;
+            return Err(format!("the amax of result {of} is {found:?}, not {expected:e}"));
+        }
+    }
+    Ok(())
 }
 
 /// Whether results are those of the reference in f32, bit for bit.
