@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use half::bf16;
+
 use ir::ops::{
-    Activation, ActivationKind, Adam, AdamW, Assignment, Attention, AttentionGrad, BiasAdd, CeLoss,
-    CeMax, CeStats, ClipScale, Conflict, Dropout, Embedding, Glu, GluKind, GradError, LayerNorm,
-    Llama3Scaling, Matmul, Number, Op, OpKind, RmsNorm, Rope, Sample, SampleInput, Sgd, SplitDim,
-    Tensor, Values,
+    Activation, ActivationKind, Adam, AdamW, Amax, Amaxes, Assignment, Attention, AttentionGrad,
+    BiasAdd, CeLoss, CeMax, CeStats, ClipScale, Conflict, Dropout, Embedding, Glu, GluKind,
+    GradError, LayerNorm, Llama3Scaling, Matmul, Number, Op, OpKind, RmsNorm, Rope, Sample,
+    SampleInput, Sgd, SplitDim, Tensor, Values,
 };
 use ir::placement::{Mesh, ReduceOp, Sharding};
 use ir::random::stream_key;
@@ -90,8 +92,9 @@ fn is_differentiable(kind: OpKind) -> bool {
 fn has_gradient(op: &Op) -> bool {
     let fused = match op {
         Op::Matmul(it) => it.accumulate || it.bias || it.gelu,
-        Op::RmsNorm(it) => it.residual,
-        Op::LayerNorm(it) => it.residual,
+        Op::Glu(it) => !it.amax.is_none(),
+        Op::RmsNorm(it) => it.residual || !it.amax.is_none(),
+        Op::LayerNorm(it) => it.residual || !it.amax.is_none(),
         _ => false,
     };
     is_differentiable(op.kind()) && !fused
@@ -155,11 +158,53 @@ fn results_in_place_are_as_large_as_their_operand() {
     }
 }
 
+/// It is one of its operand's numbers, which makes it exact in their type.
+#[test]
+fn amaxes_have_the_type_of_their_operand() {
+    for dtype in [DType::F32, DType::Bf16] {
+        let found = Op::from(Amax::default()).infer(&[&TensorType::new(dtype, &[4, 6])]);
+        assert_eq!(found.map(|it| it.to_vec()), Ok(vec![TensorType::scalar(dtype)]));
+    }
+}
+
+/// Bit by bit, in f32 and when both are stored in bf16: `fuse` changes no number.
+#[test]
+fn amaxes_on_the_way_are_those_of_the_results() {
+    let round = |it: f32| bf16::from_f32(it).to_f32();
+    let mut n_checked = 0;
+    for sample in samples() {
+        let Some(amaxes) = sample.op.amaxes().filter(|it| !it.is_none()) else { continue };
+        let types = types(&sample);
+        let types: Vec<&TensorType> = types.iter().collect();
+        let operands: Vec<Tensor<f32>> =
+            sample.inputs.iter().enumerate().map(|(i, it)| random(it, i as u64)).collect();
+        let found = apply(&sample.op, &operands, &types);
+        let mut plain = sample.op.clone();
+        *plain.amaxes_mut().expect("it has some") = Amaxes::default();
+        let own = apply(&plain, &operands, &types);
+        assert_eq!(found[..own.len()], own, "{}", sample.op.to_text());
+        let made = plain.infer(&types).expect("samples are well-typed");
+        let amax: Op = Amax { pieces: amaxes.pieces.clone() }.into();
+        for (found, &of) in found[own.len()..].iter().zip(&amaxes.of) {
+            let alone = |it: &Tensor<f32>| apply(&amax, std::slice::from_ref(it), &[&made[of]]);
+            assert_eq!(*found, alone(&own[of])[0], "{}", sample.op.to_text());
+            let stored = Tensor {
+                shape: own[of].shape.clone(),
+                data: own[of].data.iter().copied().map(round).collect(),
+            };
+            let rounded: Vec<f32> = found.data.iter().copied().map(round).collect();
+            assert_eq!(rounded, alone(&stored)[0].data, "{}", sample.op.to_text());
+            n_checked += 1;
+        }
+    }
+    assert!(n_checked > 10, "{n_checked} amaxes");
+}
+
 /// Bit by bit: what is made again in the backward pass is what the forward pass used.
 #[test]
 fn gradients_of_glus_give_what_glus_make() {
     let again = |sample: &Sample| match &sample.op {
-        Op::GluGrad(it) if it.recompute => Some(it.kind),
+        Op::GluGrad(it) if it.recompute && it.amax.is_none() => Some(it.kind),
         _ => None,
     };
     let mut n_checked = 0;
@@ -168,7 +213,8 @@ fn gradients_of_glus_give_what_glus_make() {
         let (types, operands) = (types(&sample), operands(&sample));
         let types: Vec<&TensorType> = types.iter().collect();
         let found = apply(&sample.op, &operands, &types);
-        let expect = apply(&Glu { kind }.into(), &operands[1..], &types[1..]);
+        let expect =
+            apply(&Glu { kind, amax: Amaxes::default() }.into(), &operands[1..], &types[1..]);
         assert_eq!(found[2].data, expect[0].data, "{}", sample.op.to_text());
         n_checked += 1;
     }
@@ -478,7 +524,12 @@ fn activations_at_known_points() {
 fn norms_of_a_known_row() {
     let row: (&[usize], &[f64]) = (&[1, 4], &[1.0, 2.0, 3.0, 4.0]);
     let w: (&[usize], &[f64]) = (&[4], &[1.0, 2.0, 3.0, 4.0]);
-    let rms = RmsNorm { eps: 1e-5.into(), zero_centered: false, residual: false };
+    let rms = RmsNorm {
+        eps: 1e-5.into(),
+        zero_centered: false,
+        residual: false,
+        amax: Amaxes::default(),
+    };
     let res = known(rms.clone(), &[row, w]);
     check_values(&res[1].data, &[0.3651481282381064]);
     let y = [0.3651481282381064, 1.4605925129524255, 3.2863331541429575, 5.842370051809702];
@@ -486,7 +537,12 @@ fn norms_of_a_known_row() {
     let centered = RmsNorm { zero_centered: true, ..rms };
     let res = known(centered, &[row, (&[4], &[0.0, 1.0, 2.0, 3.0])]);
     check_values(&res[0].data, &y);
-    let layer = LayerNorm { eps: 1e-5.into(), zero_centered: false, residual: false };
+    let layer = LayerNorm {
+        eps: 1e-5.into(),
+        zero_centered: false,
+        residual: false,
+        amax: Amaxes::default(),
+    };
     let res = known(layer, &[row, w, (&[4], &[0.1, 0.2, 0.3, 0.4])]);
     check_values(&res[1].data, &[2.5]);
     check_values(&res[2].data, &[0.894423613312618]);
@@ -768,14 +824,14 @@ fn two_steps_of_adam_and_adamw() {
     let (beta1, beta2) = (Number(0.9), Number(0.999));
     let (eps, weight_decay) = (Number(1e-8), Number(0.01));
     run(
-        AdamW { beta1, beta2, eps, weight_decay, compute: None }.into(),
+        AdamW { beta1, beta2, eps, weight_decay, compute: None, amax: Amaxes::default() }.into(),
         [
             [0.899000002, 0.04999999999999999, 0.0002500000000000002],
             [0.8714672987058463, 0.019999999999999997, 0.0003122500000000003],
         ],
     );
     run(
-        Adam { beta1, beta2, eps, weight_decay, compute: None }.into(),
+        Adam { beta1, beta2, eps, weight_decay, compute: None, amax: Amaxes::default() }.into(),
         [
             [0.9000000019607843, 0.05099999999999999, 0.00026010000000000025],
             [0.8712293476231743, 0.02180000000196078, 0.0003179208999905493],

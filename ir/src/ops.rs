@@ -5,6 +5,7 @@
 //! the tests that every op gets (`tests/ops.rs`): shapes, gradients against finite differences,
 //! and every legal sharding against the global reference.
 
+mod amaxes;
 mod apply;
 mod factors;
 mod pieces;
@@ -18,6 +19,7 @@ use crate::graph::{Node, Value};
 use crate::types::{DType, Shape, TensorType};
 
 pub use activation::ActivationKind;
+pub use amaxes::Amaxes;
 pub use apply::{apply, bounds_of_whole, local_shape, run_reference};
 pub use collective::CollectiveKind;
 pub use factors::{Assignment, Conflict, Dims, Factor, Factors, Linear};

@@ -1,5 +1,6 @@
 // The largest magnitudes of many tensors: one launch for parts, one for the largest of them. What is no
 // number is ignored. Macro: X, the tensors' element type.
+#include "amax.cuh"
 #include "pieces.cuh"
 
 constexpr int THREADS = 256;
@@ -9,17 +10,9 @@ constexpr int CHUNK = 32768;
 // A row of the table: a tensor, its parts, and where its amax goes.
 struct Tensor {
     const X* x;
-    float* out;
+    X* out;
     i64 n, first_part, n_parts;
 };
-
-__device__ __forceinline__ float block_max(float x) {
-    __shared__ float parts[THREADS / 32];
-    x = warp_max(x);
-    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-    __syncthreads();
-    return warp_max(parts[threadIdx.x % (THREADS / 32)]);
-}
 
 // A block for each (tensor, chunk) pair.
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -55,12 +48,12 @@ amax(const Tensor* __restrict__ tensors, const float* __restrict__ parts) {
     float res = 0;
     for (i64 i = threadIdx.x; i < t.n_parts; i += THREADS) res = fmaxf(res, parts[t.first_part + i]);
     res = block_max(res);
-    if (threadIdx.x == 0) *t.out = res;
+    if (threadIdx.x == 0) *t.out = from_f32<X>(res);
 }
 
 // A block for each piece of one tensor of `n_dims` dimensions. For tests: elements are read one by one.
 extern "C" __global__ void __launch_bounds__(THREADS)
-amax_pieces(const X* __restrict__ x, float* __restrict__ out, const PieceDim* __restrict__ dims, int n_dims) {
+amax_pieces(const X* __restrict__ x, X* __restrict__ out, const PieceDim* __restrict__ dims, int n_dims) {
     i64 start = 0, n = 1, rest = blockIdx.x;
     for (int d = n_dims - 1; d >= 0; d--) {
         start += rest % dims[d].n * dims[d].part * dims[d].stride;
@@ -77,5 +70,5 @@ amax_pieces(const X* __restrict__ x, float* __restrict__ out, const PieceDim* __
         res = fmaxf(res, fabsf(to_f32(x[at])));
     }
     res = block_max(res);
-    if (threadIdx.x == 0) out[blockIdx.x] = res;
+    if (threadIdx.x == 0) out[blockIdx.x] = from_f32<X>(res);
 }

@@ -1,10 +1,11 @@
 // `rms_norm_grad` and `layer_norm_grad`. Macros: X, DY and W (element types of rows, of the gradient and
 // of the weight), LAYER, RESIDUAL, ROW_THREADS and VECTORS as in norm.cu, RESIDENT (blocks that a multiprocessor
-// has room for: the grid is as many as run at once).
+// has room for: the grid is as many as run at once), AMAX (1 takes the amax of `dx`).
 //
 // A block does many rows, and sums its share of the gradients of weight and bias: rows of `dw_parts`
 // and `db_parts`, one for each group of ROW_THREADS threads of the grid, which sum_leading.cu adds up.
 
+#include "amax.cuh"
 #include "common.cuh"
 #include "norm.cuh"
 
@@ -54,14 +55,20 @@ __device__ __forceinline__ void add_residual(float* dx, const X* dres) {
     for (int k = 0; k < LENGTH; k++) dx[k] += r[k];
 }
 
+// Takes the magnitudes of a vector of `dx` into the largest so far.
+__device__ __forceinline__ void observe(float& most, const float* dx) {
+#pragma unroll
+    for (int k = 0; k < (AMAX ? LENGTH : 0); k++) most = fmaxf(most, fabsf(dx[k]));
+}
+
 // `dx` may be the memory of `dres`.
 extern "C" __global__ void __launch_bounds__(BLOCK, RESIDENT)
-normalize_grad(X* dx, float* dw_parts, float* db_parts, const DY* dy, const X* x, const W* w,
+normalize_grad(X* dx, float* dw_parts, float* db_parts, X* amax, const DY* dy, const X* x, const W* w,
                const float* mean, const float* rstd, const X* dres, i64 rows, int columns, float center) {
     constexpr int ROWS_EACH = BLOCK / ROW_THREADS;
     i64 part = blockIdx.x * (i64)ROWS_EACH + threadIdx.x / ROW_THREADS;
     i64 n_parts = gridDim.x * (i64)ROWS_EACH;
-    float share = 1.0f / columns;
+    float share = 1.0f / columns, most = 0.0f;
     dw_parts += part * columns;
     db_parts += LAYER ? part * columns : 0;
 #if VECTORS
@@ -95,6 +102,7 @@ normalize_grad(X* dx, float* dw_parts, float* db_parts, const DY* dy, const X* x
             float to[LENGTH];
             gradient(to, dw[i], db[LAYER ? i : 0], dyv[i], xv[i], wv[i], stats, center, dot, sum);
             if constexpr (RESIDUAL) add_residual(to, dres + at + column_of(i));
+            observe(most, to);
             store<LENGTH>(dx + at + column_of(i), to);
         }
     }
@@ -128,10 +136,12 @@ normalize_grad(X* dx, float* dw_parts, float* db_parts, const DY* dy, const X* x
             gradient(to, dw, db, load_vector<1>(dy + at + column), load_vector<1>(x + at + column),
                      load_vector<1>(w + column), stats, center, dot, sum);
             if constexpr (RESIDUAL) add_residual(to, dres + at + column);
+            observe(most, to);
             store<1>(dx + at + column, to);
             dw_parts[column] = dw[0];
             if constexpr (LAYER) db_parts[column] = db[0];
         }
     }
 #endif
+    if constexpr (AMAX) take_amax(amax, most);
 }

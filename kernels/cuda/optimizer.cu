@@ -2,17 +2,21 @@
 //
 // Macros: P, M, V, G, the element types of parameters, first and second moments and gradients;
 // COMPUTE, that of the copy of the new parameters, if there is one; MOMENTUM for `sgd` with a buffer,
-// which takes the place of the first moment.
+// which takes the place of the first moment; AMAX (1 takes the amax of
+// each new parameter: of each chunk, which `largest` puts together).
 //
 // Arithmetic is that of the references in ir::ops, operation by operation: no multiply-add is fused.
 // What a table says of the tensors is fixed; what changes from step to step is read from the device.
-#include "common.cuh"
+#include "amax.cuh"
 
 #ifndef COMPUTE
 #define COMPUTE float
 constexpr bool HAS_COMPUTE = false;
 #else
 constexpr bool HAS_COMPUTE = true;
+#endif
+#ifndef AMAX
+#define AMAX 0
 #endif
 constexpr int THREADS = 256;
 // Elements of a block; `CHUNK` on the host's side.
@@ -28,8 +32,10 @@ struct Tensor {
     M* m;
     V* v;
     COMPUTE* compute;
+    P* amax;
     i64 n;
     f64 decay;
+    i64 first_chunk;
 };
 
 // N neighbouring elements of each tensor. STATES says how many of p, m, v there are.
@@ -84,33 +90,58 @@ __device__ __forceinline__ AdamStep adam_step(const float* scale, const float* l
     return {*scale, (float)(1.0 - beta1), (float)beta2, (float)(1.0 - beta2), biases[0], biases[1], eps};
 }
 
+// Leaves the largest magnitude of a chunk.
+__device__ __forceinline__ void leave(float* parts, float most) {
+    if constexpr (AMAX) {
+        most = block_max(most);
+        if (threadIdx.x == 0) parts[blockIdx.x] = most;
+    }
+}
+
+// The amax of each tensor, from those of its chunks: a block for each.
+extern "C" __global__ void __launch_bounds__(THREADS)
+largest(const Tensor* __restrict__ tensors, const float* __restrict__ parts) {
+    Tensor t = tensors[blockIdx.x];
+    i64 n = (t.n + CHUNK - 1) / CHUNK;
+    float res = 0.0f;
+    for (i64 i = threadIdx.x; i < n; i += THREADS) res = fmaxf(res, parts[t.first_chunk + i]);
+    res = block_max(res);
+    if (threadIdx.x == 0) *t.amax = from_f32<P>(res);
+}
+
 // A block for each (tensor, chunk) pair, here and below.
 extern "C" __global__ void __launch_bounds__(THREADS)
 adamw(const Tensor* __restrict__ tensors, const uint2* __restrict__ chunks,
       const float* __restrict__ scale, const float* __restrict__ lr, const float* __restrict__ step,
-      f64 beta1, f64 beta2, float eps) {
+      f64 beta1, f64 beta2, float eps, float* __restrict__ parts) {
     uint2 chunk = chunks[blockIdx.x];
     Tensor t = tensors[chunk.x];
     AdamStep adam = adam_step(scale, lr, step, beta1, beta2, eps);
+    float most = 0.0f;
     float keep = (float)__dsub_rn(1.0, __dmul_rn((f64)*lr, t.decay));
     sweep<3>(t, chunk.y, [&](float& p, float& m, float& v, float g) {
         float fall = adam.next(m, v, __fmul_rn(g, adam.scale));
         p = __fsub_rn(__fmul_rn(p, keep), fall);
+        if constexpr (AMAX) most = fmaxf(most, fabsf(p));
     });
+    leave(parts, most);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 adam(const Tensor* __restrict__ tensors, const uint2* __restrict__ chunks,
      const float* __restrict__ scale, const float* __restrict__ lr, const float* __restrict__ step,
-     f64 beta1, f64 beta2, float eps) {
+     f64 beta1, f64 beta2, float eps, float* __restrict__ parts) {
     uint2 chunk = chunks[blockIdx.x];
     Tensor t = tensors[chunk.x];
     AdamStep adam = adam_step(scale, lr, step, beta1, beta2, eps);
+    float most = 0.0f;
     float decay = (float)t.decay;
     sweep<3>(t, chunk.y, [&](float& p, float& m, float& v, float g) {
         g = __fadd_rn(__fmul_rn(g, adam.scale), __fmul_rn(decay, p));
         p = __fsub_rn(p, adam.next(m, v, g));
+        if constexpr (AMAX) most = fmaxf(most, fabsf(p));
     });
+    leave(parts, most);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)

@@ -1,23 +1,24 @@
 // Scales of FP8 codes, of many tensors: `quant_scale`, `delayed_scale`, `delayed_update`. A warp for each
-// tensor. Arithmetic is that of `ir::quant`, operation by operation. No macros.
+// tensor. Arithmetic is that of `ir::quant`, operation by operation. Macro: AMAX, the type of
+// amaxes.
 #include "common.cuh"
 
 constexpr int THREADS = 32;
 constexpr float LARGEST = 3.402823466e38f;
 
 // A row of the table: `n` amaxes, or a state, and what is made of it.
-struct Scale {
-    const float* from;
+template <class From> struct Scale {
+    const From* from;
     float* scale;
     float* inverse;
     i64 n;
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-quant_scale(const Scale* __restrict__ tensors, float largest, float epsilon, int pow2) {
-    Scale t = tensors[blockIdx.x];
+quant_scale(const Scale<AMAX>* __restrict__ tensors, float largest, float epsilon, int pow2) {
+    Scale<AMAX> t = tensors[blockIdx.x];
     for (i64 i = threadIdx.x; i < t.n; i += THREADS) {
-        float amax = t.from[i];
+        float amax = to_f32(t.from[i]);
         if (amax < epsilon) amax = epsilon;
         float scale = 1.0f;
         if (amax != 0.0f && isfinite(amax)) {
@@ -30,8 +31,8 @@ quant_scale(const Scale* __restrict__ tensors, float largest, float epsilon, int
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) delayed_scale(const Scale* __restrict__ tensors) {
-    Scale t = tensors[blockIdx.x];
+extern "C" __global__ void __launch_bounds__(THREADS) delayed_scale(const Scale<float>* __restrict__ tensors) {
+    Scale<float> t = tensors[blockIdx.x];
     if (threadIdx.x > 0) return;
     float scale = *t.from;
     if (scale == 0.0f) scale = 1.0f;
@@ -42,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delayed_scale(const Scale*
 // A row of the table. Results may be the memory of operands.
 struct History {
     const float* history0;
-    const float* amax;
+    const AMAX* amax;
     const float* scale0;
     float* history;
     float* scale;
@@ -53,7 +54,7 @@ struct History {
 extern "C" __global__ void __launch_bounds__(THREADS)
 delayed_update(const History* __restrict__ tensors, float largest, int most_recent) {
     History t = tensors[blockIdx.x];
-    float last = *t.amax, previous = *t.scale0;
+    float last = to_f32(*t.amax), previous = *t.scale0;
     if (last == 0.0f) last = t.n > 0 ? t.history0[0] : 0.0f;
     if (previous == 0.0f) previous = 1.0f;
     // Every lane has read them before one writes.

@@ -1,6 +1,6 @@
 // Tensors rounded to what codes with a scale for each block stand for: MXFP8 and NVFP4. Arithmetic is that of
 // `ir::quant::mx` and `nvfp4`, operation by operation. A result may be the memory of its operand.
-// Macros: X, the element type; CODE (e4m3 or e5m2: MXFP8; e2m1: NVFP4); SQUARE and STOCHASTIC (1 or 0).
+// Macros: X, the element type; A, that of the amax; CODE (e4m3 or e5m2: MXFP8; e2m1: NVFP4); SQUARE and STOCHASTIC (1 or 0).
 #include "codes.cuh"
 #include "pieces.cuh"
 #include "random.cuh"
@@ -75,8 +75,8 @@ template <int lanes> __device__ __forceinline__ float largest_of(float x) {
 }
 
 // The amax of the piece that element `i` is in; MXFP8 has none.
-__device__ __forceinline__ float whole_amax(const float* amax, const PieceDim* pieces, int n_pieces, i64 i) {
-    return amax ? amax[piece_of(pieces, n_pieces, i)] : 0.0f;
+__device__ __forceinline__ float whole_amax(const A* amax, const PieceDim* pieces, int n_pieces, i64 i) {
+    return amax ? to_f32(amax[piece_of(pieces, n_pieces, i)]) : 0.0f;
 }
 
 // The global index of element `i`, see `dropout`.
@@ -86,7 +86,7 @@ __device__ __forceinline__ u64 global_index(i64 i, i64 row, i64 first, const Row
 
 // Blocks of neighbours, of which a thread has a vector.
 extern "C" __global__ void __launch_bounds__(THREADS)
-round_rows(const X* x, X* out, i64 n, i64 n_columns, const float* amax, const PieceDim* __restrict__ pieces,
+round_rows(const X* x, X* out, i64 n, i64 n_columns, const A* amax, const PieceDim* __restrict__ pieces,
            int n_pieces, const int* __restrict__ seed, i64 key, const Rows* __restrict__ dims, int n_dims,
            i64 row, i64 first, i64 row_stride) {
     constexpr int N = 16 / sizeof(X);
@@ -112,7 +112,7 @@ round_rows(const X* x, X* out, i64 n, i64 n_columns, const float* amax, const Pi
 // Blocks of neighbours in a column, a thread for each; or squares of such columns. `row_stride` is by how much
 // global indices grow from row to row.
 extern "C" __global__ void __launch_bounds__(THREADS)
-round_columns(const X* x, X* out, i64 n, i64 n_columns, const float* amax, const PieceDim* __restrict__ pieces,
+round_columns(const X* x, X* out, i64 n, i64 n_columns, const A* amax, const PieceDim* __restrict__ pieces,
               int n_pieces, const int* __restrict__ seed, i64 key, const Rows* __restrict__ dims, int n_dims,
               i64 row, i64 first, i64 row_stride) {
     i64 index = (i64)blockIdx.x * THREADS + threadIdx.x;

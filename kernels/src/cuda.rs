@@ -49,6 +49,7 @@ pub const GEMM_WORKSPACE: u64 = 64 << 20;
 /// Headers that the sources include, with their text.
 pub const HEADERS: &[(&str, &str)] = &[
     ("activation.cuh", include_str!("../cuda/activation.cuh")),
+    ("amax.cuh", include_str!("../cuda/amax.cuh")),
     ("codes.cuh", include_str!("../cuda/codes.cuh")),
     ("common.cuh", include_str!("../cuda/common.cuh")),
     ("norm.cuh", include_str!("../cuda/norm.cuh")),

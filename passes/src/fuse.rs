@@ -13,17 +13,20 @@
 //! cast (adamw).p                      adamw that gives p in both types
 //! slice (embedding_grad)              embedding_grad of the rows held
 //! backward: glu gate, up              glu_grad that gives it as well
+//! amax (glu gate, up)                 glu that gives it; so norms, their gradients, that of glu, adamw
 //! ```
 //!
-//! What is in brackets must have no other reader, but for the last five rules. Sums are rounded once
+//! What is in brackets must have no other reader, but for the last six rules. Sums are rounded once
 //! instead of twice. A value keeps its name and has another maker.
 //!
 //! One walk in program order, with the numbers of readers at hand: each rule looks at a node and at
 //! the makers of its operands. A maker that is earlier than what it is to add moves to its reader. The
-//! last rule moves readers behind a maker, and comes before the walk.
+//! last rule but one moves readers behind a maker, and comes before the walk. The last comes behind it,
+//! when makers have all other results.
 
 mod activation;
 mod add;
+mod amax;
 mod cross_entropy;
 mod embedding;
 mod glu;
@@ -54,6 +57,7 @@ impl Pass<Graph> for Fuse {
         let order = glu::with_gradients(graph, order);
         let mut walk = Walk::new(graph, &order);
         order.iter().for_each(|&it| walk.node(it));
+        order.iter().for_each(|&it| walk.amax(it));
         let Walk { places, .. } = walk;
         let mut kept: Vec<(Place, Node)> =
             graph.nodes.keys().filter_map(|it| Some((places[it]?, it))).collect();

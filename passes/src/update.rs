@@ -5,7 +5,9 @@
 //! all of them in the update. States are named as in PyTorch: `NAME.exp_avg`, `NAME.exp_avg_sq`.
 
 use ir::graph::{Def, Optimizer, Store};
-use ir::ops::{Adam, AdamW, Add, Cast, ClipScale, Div, Reshard, Sgd, SumSquares, ZerosLike};
+use ir::ops::{
+    Adam, AdamW, Add, Amaxes, Cast, ClipScale, Div, Reshard, Sgd, SumSquares, ZerosLike,
+};
 use ir::placement::{AxisSet, ReduceOp, Sharding};
 use ir::{BuildError, Builder, DType, Graph, Op, Phase, Section, TensorType, Value};
 
@@ -181,12 +183,14 @@ fn step(builder: &mut Builder<'_>, index: usize, scalars: [Value; 3]) -> Result<
     let (op, suffixes): (Op, &[&str]) = match builder.graph.training.optimizer {
         Optimizer::AdamW { betas: (beta1, beta2), eps, weight_decay } => {
             let (beta1, beta2, eps) = (beta1.into(), beta2.into(), eps.into());
-            let op = AdamW { beta1, beta2, eps, weight_decay: decay(weight_decay), compute: None };
+            let (weight_decay, amax) = (decay(weight_decay), Amaxes::default());
+            let op = AdamW { beta1, beta2, eps, weight_decay, compute: None, amax };
             (op.into(), &["exp_avg", "exp_avg_sq"])
         }
         Optimizer::Adam { betas: (beta1, beta2), eps, weight_decay } => {
             let (beta1, beta2, eps) = (beta1.into(), beta2.into(), eps.into());
-            let op = Adam { beta1, beta2, eps, weight_decay: decay(weight_decay), compute: None };
+            let (weight_decay, amax) = (decay(weight_decay), Amaxes::default());
+            let op = Adam { beta1, beta2, eps, weight_decay, compute: None, amax };
             (op.into(), &["exp_avg", "exp_avg_sq"])
         }
         Optimizer::Sgd { momentum, weight_decay } => {

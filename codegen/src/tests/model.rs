@@ -34,7 +34,7 @@ pub(crate) fn mlp(sizes: Mlp, mesh: Mesh) -> Graph {
         let up = model.weight("up", &[4 * hidden, hidden], "[tp.dp, _]", "[tp, _]");
         let down = model.weight("down", &[hidden, 4 * hidden], "[dp, tp]", "[_, tp]");
         let eps = 1e-5.into();
-        let op = RmsNorm { eps, zero_centered: false, residual: false };
+        let op = RmsNorm { eps, zero_centered: false, residual: false, amax: Default::default() };
         let h = model.ops(&["h", "rstd"], op.into(), &[x, norm])[0];
         let fprop = Matmul { transpose_b: true, ..Matmul::default() };
         let h = model.ops(&["up.out"], fprop.clone().into(), &[h, up])[0];

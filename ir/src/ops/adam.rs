@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ops::adamw::{AdamStep, adam_factors, adam_sample, infer_adam};
 use crate::ops::{
-    Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, View, ViewMut, is_default,
+    Amaxes, Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, View, ViewMut, is_default,
 };
 use crate::types::{DType, TensorType};
 
@@ -25,15 +25,18 @@ pub struct Adam {
     /// Also returns the new `p` in this type, for what computes with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute: Option<DType>,
+    /// Also returns the amax of the new `p`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub amax: Amaxes,
 }
 
 impl OpDef for Adam {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        infer_adam(inputs, self.compute)
+        infer_adam(inputs, self.compute, &self.amax)
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        adam_factors(inputs, results)
+        adam_factors(inputs, results, &self.amax)
     }
 
     fn reference<T: Real>(
@@ -44,6 +47,7 @@ impl OpDef for Adam {
     ) {
         let step = AdamStep::new([self.beta1, self.beta2, self.eps], inputs);
         let decay = T::from_f64(self.weight_decay.0);
+        let (results, amaxes) = self.amax.split(results);
         let (states, compute) = results.split_at_mut(3);
         let [p, m, v] = states else { unreachable!("three results") };
         let (p0, m0, v0, g) = (inputs[0].data, inputs[1].data, inputs[2].data, inputs[3].data);
@@ -56,10 +60,16 @@ impl OpDef for Adam {
         if let Some(compute) = compute.first_mut() {
             compute.data.copy_from_slice(p.data);
         }
+        self.amax.reference(results, amaxes);
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(0, 0), (1, 1), (2, 2)]
+    }
+
+    fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
+        let amax = self.amax.localize(results)?;
+        Some(Adam { amax, ..self.clone() }.into())
     }
 
     fn samples() -> Vec<Sample> {
@@ -69,8 +79,18 @@ impl OpDef for Adam {
             eps: 1e-8.into(),
             weight_decay: 0.1.into(),
             compute: None,
+            amax: Amaxes::default(),
         };
         let compute = Adam { compute: Some(DType::Bf16), ..op.clone() };
-        vec![adam_sample(op.clone(), &[4, 6]), adam_sample(op, &[5]), adam_sample(compute, &[4, 6])]
+        let amaxes = |pieces| Amaxes { of: vec![0], pieces };
+        let amax = Adam { amax: amaxes(vec![]), ..compute.clone() };
+        let pieces = Adam { amax: amaxes(vec![(0, 2), (1, 3)]), ..op.clone() };
+        vec![
+            adam_sample(op.clone(), &[4, 6]),
+            adam_sample(op, &[5]),
+            adam_sample(compute, &[4, 6]),
+            adam_sample(amax, &[4, 6]),
+            adam_sample(pieces, &[4, 6]),
+        ]
     }
 }

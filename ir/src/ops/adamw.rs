@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ops::{
-    Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
+    Amaxes, Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
     is_default, same_shape, scalar,
 };
 use crate::types::{DType, TensorType};
@@ -30,12 +30,16 @@ pub struct AdamW {
     /// Also returns the new `p` in this type, for what computes with it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute: Option<DType>,
+    /// Also returns the amax of the new `p`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub amax: Amaxes,
 }
 
 /// Checks the operands of an Adam.
 pub(crate) fn infer_adam(
     inputs: &[&TensorType],
     compute: Option<DType>,
+    amax: &Amaxes,
 ) -> Result<Types, TypeError> {
     arity(inputs, 7)?;
     for operand in &inputs[1..4] {
@@ -45,16 +49,21 @@ pub(crate) fn infer_adam(
         scalar(inputs, operand)?;
     }
     let compute = compute.map(|it| inputs[0].with_dtype(it));
-    Ok(inputs[..3].iter().map(|&it| it.clone()).chain(compute).collect())
+    amax.infer(inputs[..3].iter().map(|&it| it.clone()).chain(compute).collect())
 }
 
 /// [`OpDef::factors`] of an Adam.
-pub(crate) fn adam_factors(inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-    let text = match results.len() {
+pub(crate) fn adam_factors(
+    inputs: &[&TensorType],
+    results: &[&TensorType],
+    amax: &Amaxes,
+) -> Factors {
+    let own = amax.own(results);
+    let text = match own.len() {
         3 => "*, *, *, *, , , -> *, *, *",
         _ => "*, *, *, *, , , -> *, *, *, *",
     };
-    Factors::new(text, inputs, results)
+    amax.factors(Factors::new(text, inputs, own))
 }
 
 /// The numbers of one step of an Adam.
@@ -101,11 +110,11 @@ impl<T: Real> AdamStep<T> {
 
 impl OpDef for AdamW {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        infer_adam(inputs, self.compute)
+        infer_adam(inputs, self.compute, &self.amax)
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        adam_factors(inputs, results)
+        adam_factors(inputs, results, &self.amax)
     }
 
     fn reference<T: Real>(
@@ -116,6 +125,7 @@ impl OpDef for AdamW {
     ) {
         let step = AdamStep::new([self.beta1, self.beta2, self.eps], inputs);
         let keep = T::from_f64(1.0 - inputs[5].data[0].to_f64() * self.weight_decay.0);
+        let (results, amaxes) = self.amax.split(results);
         let (states, compute) = results.split_at_mut(3);
         let [p, m, v] = states else { unreachable!("three results") };
         let (p0, m0, v0, g) = (inputs[0].data, inputs[1].data, inputs[2].data, inputs[3].data);
@@ -127,10 +137,16 @@ impl OpDef for AdamW {
         if let Some(compute) = compute.first_mut() {
             compute.data.copy_from_slice(p.data);
         }
+        self.amax.reference(results, amaxes);
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(0, 0), (1, 1), (2, 2)]
+    }
+
+    fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
+        let amax = self.amax.localize(results)?;
+        Some(AdamW { amax, ..self.clone() }.into())
     }
 
     fn samples() -> Vec<Sample> {
@@ -140,9 +156,19 @@ impl OpDef for AdamW {
             eps: 1e-8.into(),
             weight_decay: 0.1.into(),
             compute: None,
+            amax: Amaxes::default(),
         };
         let compute = AdamW { compute: Some(DType::Bf16), ..op.clone() };
-        vec![adam_sample(op.clone(), &[4, 6]), adam_sample(op, &[5]), adam_sample(compute, &[4, 6])]
+        let amaxes = |pieces| Amaxes { of: vec![0], pieces };
+        let amax = AdamW { amax: amaxes(vec![]), ..compute.clone() };
+        let pieces = AdamW { amax: amaxes(vec![(0, 2), (1, 3)]), ..op.clone() };
+        vec![
+            adam_sample(op.clone(), &[4, 6]),
+            adam_sample(op, &[5]),
+            adam_sample(compute, &[4, 6]),
+            adam_sample(amax, &[4, 6]),
+            adam_sample(pieces, &[4, 6]),
+        ]
     }
 }
 

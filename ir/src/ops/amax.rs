@@ -1,7 +1,8 @@
 //! `amax`: the largest magnitude of a tensor, or of each of its pieces.
 //!
 //! Numbers that are not one are ignored, as by the maximum of IEEE 754 and by TransformerEngine; of nothing it
-//! is 0. Over axes that shard what is in one piece it is a partial maximum: its amax group.
+//! is 0. It is one of the tensor's own numbers, so it has their type. Over axes that shard what is in one piece it
+//! is a partial maximum: its amax group.
 
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
@@ -12,9 +13,9 @@ use crate::ops::{
     is_default, pieces,
 };
 use crate::placement::ReduceOp;
-use crate::types::{DType, TensorType};
+use crate::types::TensorType;
 
-/// See the [module docs](self). The result is f32, with one dimension for each dimension in pieces.
+/// See the [module docs](self). The result has the operand's type, and one dimension for each dimension in pieces.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Amax {
@@ -27,6 +28,20 @@ impl Amax {
     fn dims(&self) -> Vec<usize> {
         self.pieces.iter().map(|it| it.0).collect()
     }
+
+    /// The reference.
+    pub(crate) fn of<T: Real>(&self, x: View<'_, T>, out: &mut ViewMut<'_, T>) {
+        out.data.fill(T::zero());
+        if let [out] = out.data {
+            *out = x.data.iter().fold(T::zero(), |res, it| res.max(it.abs()));
+            return;
+        }
+        let dims = self.dims();
+        for (i, it) in x.data.iter().enumerate() {
+            let slot = &mut out.data[pieces::position(x.shape, out.shape, &dims, i)];
+            *slot = slot.max(it.abs());
+        }
+    }
 }
 
 impl OpDef for Amax {
@@ -34,7 +49,7 @@ impl OpDef for Amax {
         arity(inputs, 1)?;
         floats(inputs, 0)?;
         let shape: Shape = self.pieces.iter().map(|it| it.1).collect();
-        let res = TensorType { dtype: DType::F32, shape };
+        let res = TensorType { dtype: inputs[0].dtype, shape };
         pieces::check(inputs[0], &res, &self.dims())?;
         Ok(smallvec![res])
     }
@@ -53,17 +68,7 @@ impl OpDef for Amax {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
-        let (x, out) = (inputs[0], &mut results[0]);
-        out.data.fill(T::zero());
-        if let [out] = out.data {
-            *out = x.data.iter().fold(T::zero(), |res, it| res.max(it.abs()));
-            return;
-        }
-        let dims = self.dims();
-        for (i, it) in x.data.iter().enumerate() {
-            let slot = &mut out.data[pieces::position(x.shape, out.shape, &dims, i)];
-            *slot = slot.max(it.abs());
-        }
+        self.of(inputs[0], &mut results[0]);
     }
 
     fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {

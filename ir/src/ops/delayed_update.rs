@@ -8,13 +8,13 @@ use smallvec::smallvec;
 
 use crate::ops::{
     Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
-    is_default, ndim, scalar,
+    floats, is_default, ndim, scalar,
 };
 use crate::quant::{AmaxAlgo, Delayed};
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: the history (f32, oldest first behind a slot that is free), the amax
-/// since the last update, the scale's state; results: the next history, the next scale.
+/// since the last update (f32 or bf16), the scale's state; results: the next history, the next scale.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DelayedUpdate {
     /// FP8 type of the codes.
@@ -35,6 +35,7 @@ impl OpDef for DelayedUpdate {
             return Err(TypeError::Attribute { why: "a history has at least one amax" });
         }
         scalar(inputs, 1)?;
+        floats(inputs, 1)?;
         scalar(inputs, 2)?;
         if !self.to.is_fp8() {
             return Err(TypeError::Attribute { why: "codes are e4m3 or e5m2" });

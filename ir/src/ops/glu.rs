@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    ActivationKind, Factors, GluGrad, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample,
-    TypeError, Types, View, ViewMut, arity, floats, same_type,
+    ActivationKind, Amaxes, Factors, GluGrad, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample,
+    TypeError, Types, View, ViewMut, arity, floats, is_default, same_type,
 };
 use crate::types::TensorType;
 
@@ -14,6 +14,9 @@ use crate::types::TensorType;
 pub struct Glu {
     /// The gate's function.
     pub kind: GluKind,
+    /// Also returns the amax of the result.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub amax: Amaxes,
 }
 
 /// Which function the gate goes through.
@@ -51,11 +54,11 @@ impl OpDef for Glu {
         arity(inputs, 2)?;
         floats(inputs, 0)?;
         same_type(inputs, 1)?;
-        Ok(smallvec![inputs[0].clone()])
+        self.amax.infer(smallvec![inputs[0].clone()])
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        Factors::new("*, * -> *", inputs, results)
+        self.amax.factors(Factors::new("*, * -> *", inputs, self.amax.own(results)))
     }
 
     fn reference<T: Real>(
@@ -64,16 +67,21 @@ impl OpDef for Glu {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
+        let (results, amaxes) = self.amax.split(results);
         let kind = self.kind.activation();
         let operands = inputs[0].data.iter().zip(inputs[1].data);
         for (out, (&gate, &up)) in results[0].data.iter_mut().zip(operands) {
             *out = kind.apply(gate) * up;
         }
+        self.amax.reference(results, amaxes);
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
+        if !self.amax.is_none() {
+            return Err(cx.not_differentiable());
+        }
         let (gate, up, grad) = (cx.inputs[0], cx.inputs[1], cx.grad(0));
-        let op = GluGrad { kind: self.kind, recompute: false };
+        let op = GluGrad { kind: self.kind, recompute: false, amax: Amaxes::default() };
         let res = cx.ops(&[0, 1], op, &[grad, gate, up])?;
         Ok(res.into_iter().map(Some).collect())
     }
@@ -82,7 +90,16 @@ impl OpDef for Glu {
         &[(0, 0)]
     }
 
+    fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
+        let amax = self.amax.localize(results)?;
+        Some(Glu { amax, ..self.clone() }.into())
+    }
+
     fn samples() -> Vec<Sample> {
-        GluKind::ALL.map(|kind| Sample::floats(Glu { kind }, &[&[4, 5], &[4, 5]])).into()
+        let sample = |kind, amax| Sample::floats(Glu { kind, amax }, &[&[4, 6], &[4, 6]]);
+        let plain = GluKind::ALL.map(|kind| sample(kind, Amaxes::default()));
+        let pieces = [vec![], vec![(0, 2)], vec![(0, 4), (1, 2)]];
+        let amaxes = pieces.map(|pieces| Amaxes { of: vec![0], pieces });
+        plain.into_iter().chain(amaxes.map(|it| sample(GluKind::Swiglu, it))).collect()
     }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, GluKind, LocalCx, OpDef, Real, Sample, TypeError, Types, View, ViewMut, arity,
+    Amaxes, Factors, GluKind, LocalCx, OpDef, Real, Sample, TypeError, Types, View, ViewMut, arity,
     is_default, same_shape, same_type,
 };
 use crate::types::TensorType;
@@ -20,6 +20,9 @@ pub struct GluGrad {
     /// Returns the result of [`Glu`](crate::ops::Glu), too, possibly in place of `dy`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub recompute: bool,
+    /// Also returns amaxes of results.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub amax: Amaxes,
 }
 
 impl OpDef for GluGrad {
@@ -33,12 +36,12 @@ impl OpDef for GluGrad {
             same_type(inputs, 2)?;
             res.push(inputs[1].clone());
         }
-        Ok(res)
+        self.amax.infer(res)
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
         let text = if self.recompute { "*, *, * -> *, *, *" } else { "*, *, * -> *, *" };
-        Factors::new(text, inputs, results)
+        self.amax.factors(Factors::new(text, inputs, self.amax.own(results)))
     }
 
     fn reference<T: Real>(
@@ -48,6 +51,7 @@ impl OpDef for GluGrad {
         _cx: &LocalCx<'_>,
     ) {
         let [dy, gate, up] = inputs else { unreachable!("three operands") };
+        let (results, amaxes) = self.amax.split(results);
         let (grads, again) = results.split_at_mut(2);
         let [dgate, dup] = grads else { unreachable!("two gradients") };
         let kind = self.kind.activation();
@@ -62,16 +66,33 @@ impl OpDef for GluGrad {
                 *y = kind.apply(gate) * up;
             }
         }
+        self.amax.reference(results, amaxes);
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         if self.recompute { &[(0, 1), (1, 2), (2, 0)] } else { &[(0, 1), (1, 2)] }
     }
 
+    fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
+        let amax = self.amax.localize(results)?;
+        Some(GluGrad { amax, ..self.clone() }.into())
+    }
+
     fn samples() -> Vec<Sample> {
-        let sample = |recompute| {
-            move |kind| Sample::floats(GluGrad { kind, recompute }, &[&[4, 5], &[4, 5], &[4, 5]])
+        let sample = |kind, recompute, amax| {
+            Sample::floats(GluGrad { kind, recompute, amax }, &[&[4, 6], &[4, 6], &[4, 6]])
         };
-        [false, true].into_iter().flat_map(|it| GluKind::ALL.map(sample(it))).collect()
+        let plain = |it| GluKind::ALL.map(|kind| sample(kind, it, Amaxes::default()));
+        let amaxes = |of: &[usize], pieces| Amaxes { of: of.to_vec(), pieces };
+        let swiglu = GluKind::Swiglu;
+        [false, true]
+            .into_iter()
+            .flat_map(plain)
+            .chain([
+                sample(swiglu, false, amaxes(&[1], vec![])),
+                sample(swiglu, false, amaxes(&[0, 1], vec![(1, 2)])),
+                sample(swiglu, true, amaxes(&[2, 0, 1], vec![(0, 2)])),
+            ])
+            .collect()
     }
 }

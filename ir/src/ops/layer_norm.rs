@@ -12,7 +12,7 @@ use smallvec::smallvec;
 
 use crate::ops::rms_norm::added;
 use crate::ops::{
-    Factors, GradCx, GradError, Grads, LayerNormGrad, LocalCx, Number, OpDef, Real, Sample,
+    Amaxes, Factors, GradCx, GradError, Grads, LayerNormGrad, LocalCx, Number, OpDef, Real, Sample,
     TypeError, Types, View, ViewMut, arity, floats, is_default, leading, ndim, ndim_at_least,
     same_size, same_type,
 };
@@ -30,6 +30,9 @@ pub struct LayerNorm {
     /// Normalizes `x + r`, and returns that sum too.
     #[serde(default, skip_serializing_if = "is_default")]
     pub residual: bool,
+    /// Also returns the amax of `y`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub amax: Amaxes,
 }
 
 impl OpDef for LayerNorm {
@@ -48,9 +51,9 @@ impl OpDef for LayerNorm {
         let per_row = TensorType { dtype: DType::F32, shape: leading(&x.shape) };
         if self.residual {
             same_type(inputs, 3)?;
-            return Ok(smallvec![x.clone(), per_row.clone(), per_row, x.clone()]);
+            return self.amax.infer(smallvec![x.clone(), per_row.clone(), per_row, x.clone()]);
         }
-        Ok(smallvec![x.clone(), per_row.clone(), per_row])
+        self.amax.infer(smallvec![x.clone(), per_row.clone(), per_row])
     }
 
     /// A padded row would become the bias.
@@ -59,7 +62,8 @@ impl OpDef for LayerNorm {
             true => "* d, d, d, * d -> * d, *, *, * d",
             false => "* d, d, d -> * d, *, *",
         };
-        Factors::new(text, inputs, results).whole("d").even("*")
+        let own = Factors::new(text, inputs, self.amax.own(results)).whole("d").even("*");
+        self.amax.factors(own)
     }
 
     fn reference<T: Real>(
@@ -69,6 +73,7 @@ impl OpDef for LayerNorm {
         _cx: &LocalCx<'_>,
     ) {
         let (x, w, b) = (inputs[0], inputs[1], inputs[2]);
+        let (results, amaxes) = self.amax.split(results);
         let (own, sum) = results.split_at_mut(3);
         let [y, mean, rstd] = own else { unreachable!("three results") };
         let n = x.last().max(1);
@@ -85,10 +90,11 @@ impl OpDef for LayerNorm {
                 y[j] = (x[j] - *mean) * *rstd * (w.data[j] + center) + b.data[j];
             }
         }
+        self.amax.reference(results, amaxes);
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        if self.residual {
+        if self.residual || !self.amax.is_none() {
             return Err(cx.not_differentiable());
         }
         let (dy, x, w) = (cx.only(0)?, cx.inputs[0], cx.inputs[1]);
@@ -98,11 +104,21 @@ impl OpDef for LayerNorm {
         Ok(res.into_iter().map(Some).collect())
     }
 
+    fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
+        let amax = self.amax.localize(results)?;
+        Some(LayerNorm { amax, ..self.clone() }.into())
+    }
+
     fn samples() -> Vec<Sample> {
-        let op = LayerNorm { eps: 1e-5.into(), zero_centered: false, residual: false };
+        let op = LayerNorm { eps: 1e-5.into(), zero_centered: false, residual: false, amax: Amaxes::default() };
         let centered = LayerNorm { zero_centered: true, ..op.clone() };
         let residual = LayerNorm { residual: true, ..op.clone() };
+        let amaxes = |pieces| Amaxes { of: vec![0], pieces };
+        let amax = LayerNorm { amax: amaxes(vec![]), ..residual.clone() };
+        let pieces = LayerNorm { amax: amaxes(vec![(0, 2), (1, 2)]), ..op.clone() };
         vec![
+            Sample::floats(amax, &[&[2, 4, 6], &[6], &[6], &[2, 4, 6]]),
+            Sample::floats(pieces, &[&[2, 4, 6], &[6], &[6]]),
             Sample::floats(residual, &[&[2, 4, 6], &[6], &[6], &[2, 4, 6]]),
             Sample::floats(op, &[&[2, 4, 6], &[6], &[6]]),
             Sample::floats(centered, &[&[4, 5], &[5], &[5]]),

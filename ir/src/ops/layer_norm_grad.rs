@@ -12,7 +12,7 @@ use smallvec::smallvec;
 
 use crate::ops::rms_norm_grad::add_to;
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
+    Amaxes, Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
     is_default, ndim, ndim_at_least, per_row, same_shape, same_size, type_of,
 };
 use crate::types::{DType, TensorType};
@@ -31,6 +31,9 @@ pub struct LayerNormGrad {
     /// Adds a gradient that `x` gets elsewhere to `dx`, possibly in place.
     #[serde(skip_serializing_if = "is_default")]
     pub residual: bool,
+    /// Also returns the amax of `dx`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub amax: Amaxes,
 }
 
 impl OpDef for LayerNormGrad {
@@ -47,7 +50,7 @@ impl OpDef for LayerNormGrad {
             type_of(inputs, 5, 1)?;
         }
         let dw = w.with_dtype(self.out.unwrap_or(w.dtype));
-        Ok(smallvec![x.clone(), dw.clone(), dw])
+        self.amax.infer(smallvec![x.clone(), dw.clone(), dw])
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
@@ -55,7 +58,8 @@ impl OpDef for LayerNormGrad {
             true => "* d, * d, d, *, *, * d -> * d, d, d",
             false => "* d, * d, d, *, * -> * d, d, d",
         };
-        Factors::new(text, inputs, results).whole("d")
+        let own = Factors::new(text, inputs, self.amax.own(results)).whole("d");
+        self.amax.factors(own)
     }
 
     fn reference<T: Real>(
@@ -64,6 +68,7 @@ impl OpDef for LayerNormGrad {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
+        let (results, amaxes) = self.amax.split(results);
         let (own, around) = inputs.split_at(5);
         let [dy, x, w, mean, rstd] = own else { unreachable!("five operands") };
         let [dx, dw, db] = results else { unreachable!("three results") };
@@ -90,10 +95,16 @@ impl OpDef for LayerNormGrad {
             }
         }
         add_to(dx.data, around.first());
+        self.amax.reference(results, amaxes);
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         if self.residual { &[(0, 5)] } else { &[] }
+    }
+
+    fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
+        let amax = self.amax.localize(results)?;
+        Some(LayerNormGrad { amax, ..self.clone() }.into())
     }
 
     fn samples() -> Vec<Sample> {
@@ -102,7 +113,12 @@ impl OpDef for LayerNormGrad {
         let shapes: [&[u64]; 5] = [&[2, 4, 6], &[2, 4, 6], &[6], &[2, 4], &[2, 4]];
         let residual = LayerNormGrad { residual: true, ..op.clone() };
         let around: Vec<&[u64]> = shapes.iter().copied().chain([shapes[0]]).collect();
+        let amaxes = |pieces| Amaxes { of: vec![0], pieces };
+        let amax = LayerNormGrad { amax: amaxes(vec![]), ..residual.clone() };
+        let pieces = LayerNormGrad { amax: amaxes(vec![(0, 2), (1, 2)]), ..op.clone() };
         vec![
+            Sample::floats(amax, &around).fill(4, Values::Positive),
+            Sample::floats(pieces, &shapes).fill(4, Values::Positive),
             Sample::floats(residual, &around).fill(4, Values::Positive),
             Sample::floats(op, &shapes).fill(4, Values::Positive),
             Sample::floats(centered, &[&[4, 5], &[4, 5], &[5], &[4], &[4]])

@@ -9,12 +9,12 @@ use smallvec::smallvec;
 
 use crate::ops::{
     Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
-    is_default,
+    floats, is_default,
 };
 use crate::quant::ScaleRule;
 use crate::types::{DType, TensorType};
 
-/// See the [module docs](self). Results: the scale and its inverse, f32 of the operand's shape.
+/// See the [module docs](self). Results: the scale and its inverse, f32 of the operand's shape, whatever its type.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct QuantScale {
     /// FP8 type of the codes.
@@ -30,14 +30,12 @@ pub struct QuantScale {
 impl OpDef for QuantScale {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
-        if inputs[0].dtype != DType::F32 {
-            let (operand, found, expected) = (0, inputs[0].dtype, "f32");
-            return Err(TypeError::DType { operand, found, expected });
-        }
+        floats(inputs, 0)?;
         if !self.to.is_fp8() {
             return Err(TypeError::Attribute { why: "codes are e4m3 or e5m2" });
         }
-        Ok(smallvec![inputs[0].clone(), inputs[0].clone()])
+        let res = inputs[0].with_dtype(DType::F32);
+        Ok(smallvec![res.clone(), res])
     }
 
     /// Padding would become 1.

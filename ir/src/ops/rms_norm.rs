@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, GradCx, GradError, Grads, LocalCx, Number, OpDef, Real, RmsNormGrad, Sample, TypeError,
+    Amaxes, Factors, GradCx, GradError, Grads, LocalCx, Number, OpDef, Real, RmsNormGrad, Sample, TypeError,
     Types, View, ViewMut, arity, floats, is_default, leading, ndim, ndim_at_least, same_size,
     same_type,
 };
@@ -29,6 +29,9 @@ pub struct RmsNorm {
     /// Normalizes `x + r`, and returns that sum too.
     #[serde(default, skip_serializing_if = "is_default")]
     pub residual: bool,
+    /// Also returns the amax of `y`.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub amax: Amaxes,
 }
 
 impl OpDef for RmsNorm {
@@ -45,9 +48,9 @@ impl OpDef for RmsNorm {
         let rstd = TensorType { dtype: DType::F32, shape: leading(&x.shape) };
         if self.residual {
             same_type(inputs, 2)?;
-            return Ok(smallvec![x.clone(), rstd, x.clone()]);
+            return self.amax.infer(smallvec![x.clone(), rstd, x.clone()]);
         }
-        Ok(smallvec![x.clone(), rstd])
+        self.amax.infer(smallvec![x.clone(), rstd])
     }
 
     /// The `rstd` of a padded row would not be zero.
@@ -56,7 +59,8 @@ impl OpDef for RmsNorm {
             true => "* d, d, * d -> * d, *, * d",
             false => "* d, d -> * d, *",
         };
-        Factors::new(text, inputs, results).whole("d").even("*")
+        let own = Factors::new(text, inputs, self.amax.own(results)).whole("d").even("*");
+        self.amax.factors(own)
     }
 
     fn reference<T: Real>(
@@ -68,6 +72,7 @@ impl OpDef for RmsNorm {
         let (x, w) = (inputs[0], inputs[1]);
         let n = x.last().max(1);
         let center = if self.zero_centered { T::one() } else { T::zero() };
+        let (results, amaxes) = self.amax.split(results);
         let (own, sum) = results.split_at_mut(2);
         let [y, rstd] = own else { unreachable!("two results") };
         let x = added(x, inputs.get(2), sum.first_mut());
@@ -79,10 +84,11 @@ impl OpDef for RmsNorm {
                 *y = x * *rstd * (w + center);
             }
         }
+        self.amax.reference(results, amaxes);
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        if self.residual {
+        if self.residual || !self.amax.is_none() {
             return Err(cx.not_differentiable());
         }
         let (dy, x, w, rstd) = (cx.only(0)?, cx.inputs[0], cx.inputs[1], cx.results[1]);
@@ -91,11 +97,21 @@ impl OpDef for RmsNorm {
         Ok(res.into_iter().map(Some).collect())
     }
 
+    fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
+        let amax = self.amax.localize(results)?;
+        Some(RmsNorm { amax, ..self.clone() }.into())
+    }
+
     fn samples() -> Vec<Sample> {
-        let op = RmsNorm { eps: 1e-5.into(), zero_centered: false, residual: false };
+        let op = RmsNorm { eps: 1e-5.into(), zero_centered: false, residual: false, amax: Amaxes::default() };
         let centered = RmsNorm { zero_centered: true, ..op.clone() };
         let residual = RmsNorm { residual: true, ..centered.clone() };
+        let amaxes = |pieces| Amaxes { of: vec![0], pieces };
+        let amax = RmsNorm { amax: amaxes(vec![]), ..residual.clone() };
+        let pieces = RmsNorm { amax: amaxes(vec![(0, 2), (1, 2)]), ..op.clone() };
         vec![
+            Sample::floats(amax, &[&[2, 4, 6], &[6], &[2, 4, 6]]),
+            Sample::floats(pieces, &[&[2, 4, 6], &[6]]),
             Sample::floats(residual, &[&[2, 4, 6], &[6], &[2, 4, 6]]),
             Sample::floats(op, &[&[2, 4, 6], &[6]]),
             Sample::floats(centered, &[&[4, 5], &[5]]),

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
+    Amaxes, Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
     is_default, ndim, ndim_at_least, per_row, same_shape, same_size, type_of,
 };
 use crate::types::{DType, TensorType};
@@ -29,6 +29,9 @@ pub struct RmsNormGrad {
     /// Adds a gradient that `x` gets elsewhere to `dx`, possibly in place.
     #[serde(skip_serializing_if = "is_default")]
     pub residual: bool,
+    /// Also returns the amax of `dx`.
+    #[serde(skip_serializing_if = "is_default")]
+    pub amax: Amaxes,
 }
 
 impl OpDef for RmsNormGrad {
@@ -43,7 +46,8 @@ impl OpDef for RmsNormGrad {
         if self.residual {
             type_of(inputs, 4, 1)?;
         }
-        Ok(smallvec![x.clone(), w.with_dtype(self.out.unwrap_or(w.dtype))])
+        let dw = w.with_dtype(self.out.unwrap_or(w.dtype));
+        self.amax.infer(smallvec![x.clone(), dw])
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
@@ -51,7 +55,8 @@ impl OpDef for RmsNormGrad {
             true => "* d, * d, d, *, * d -> * d, d",
             false => "* d, * d, d, * -> * d, d",
         };
-        Factors::new(text, inputs, results).whole("d")
+        let own = Factors::new(text, inputs, self.amax.own(results)).whole("d");
+        self.amax.factors(own)
     }
 
     fn reference<T: Real>(
@@ -60,6 +65,7 @@ impl OpDef for RmsNormGrad {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
+        let (results, amaxes) = self.amax.split(results);
         let (own, around) = inputs.split_at(4);
         let [dy, x, w, rstd] = own else { unreachable!("four operands") };
         let [dx, dw] = results else { unreachable!("two results") };
@@ -78,10 +84,16 @@ impl OpDef for RmsNormGrad {
             }
         }
         add_to(dx.data, around.first());
+        self.amax.reference(results, amaxes);
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         if self.residual { &[(0, 4)] } else { &[] }
+    }
+
+    fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
+        let amax = self.amax.localize(results)?;
+        Some(RmsNormGrad { amax, ..self.clone() }.into())
     }
 
     fn samples() -> Vec<Sample> {
@@ -89,7 +101,12 @@ impl OpDef for RmsNormGrad {
         let centered = RmsNormGrad { zero_centered: true, ..op.clone() };
         let residual = RmsNormGrad { residual: true, ..op.clone() };
         let shapes: [&[u64]; 5] = [&[2, 4, 6], &[2, 4, 6], &[6], &[2, 4], &[2, 4, 6]];
+        let amaxes = |pieces| Amaxes { of: vec![0], pieces };
+        let amax = RmsNormGrad { amax: amaxes(vec![]), ..residual.clone() };
+        let pieces = RmsNormGrad { amax: amaxes(vec![(0, 2), (1, 2)]), ..op.clone() };
         vec![
+            Sample::floats(amax, &shapes).fill(3, Values::Positive),
+            Sample::floats(pieces, &shapes[..4]).fill(3, Values::Positive),
             Sample::floats(residual, &shapes).fill(3, Values::Positive),
             Sample::floats(op, &[&[2, 4, 6], &[2, 4, 6], &[6], &[2, 4]]).fill(3, Values::Positive),
             Sample::floats(centered, &[&[4, 5], &[4, 5], &[5], &[4]]).fill(3, Values::Positive),

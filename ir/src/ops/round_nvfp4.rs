@@ -42,10 +42,7 @@ impl OpDef for RoundNvFp4 {
         arity(inputs, 2 + usize::from(self.stochastic.is_some()))?;
         floats(inputs, 0)?;
         self.along.check(inputs, BLOCK as u64)?;
-        if inputs[1].dtype != DType::F32 {
-            let (operand, found, expected) = (1, inputs[1].dtype, "f32");
-            return Err(TypeError::DType { operand, found, expected });
-        }
+        floats(inputs, 1)?;
         if self.stochastic.is_some() {
             integers(inputs, 2)?;
             scalar(inputs, 2)?;

@@ -4,8 +4,10 @@
 use ir::Op;
 use ir::ops::ActivationKind;
 
+use crate::cuda::amax;
 use crate::cuda::launch::{
-    BLOCK, arg, blocks, bytes, elements, launch, program, result, size, sized, typed, vector_length,
+    BLOCK, arg, blocks, bytes, elements, launch, null, program, result, size, sized, typed,
+    vector_length,
 };
 use crate::cuda::{Arg, Function, OpCall, Operand, Pointer, Program, Unsupported, Work};
 
@@ -38,18 +40,29 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
         Op::Scale(_) => ("elementwise.cu", "scale", xy(call)),
         _ => return Err(Unsupported::new(call, "it is not elementwise")),
     };
+    let amaxes = call.op.amaxes();
+    let mut places = Vec::new();
+    if let Some(amaxes) = amaxes {
+        places = amax::places(call, amaxes)?;
+        let bits = places.iter().enumerate().map(|(i, it)| u64::from(it.is_some()) << i).sum();
+        defines.push(sized("AMAX", bits));
+    }
     let operands: Vec<&Operand> = call.args.iter().chain(call.results).collect();
     let unroll = unroll(call.args.len());
     defines.push(sized("UNROLL", unroll));
     let n = elements(&call.results[0]);
     let grid = grid(n, &operands, unroll);
-    let mut args: Vec<Arg> = (0..call.results.len()).map(result).collect();
+    let n_own = amaxes.map_or(call.results, |it| it.own(call.results)).len();
+    let mut args: Vec<Arg> = (0..n_own).map(result).collect();
+    args.extend(places.iter().map(|it| it.map_or(null(), result)));
     args.extend((0..call.args.len()).map(arg));
     if let Op::Scale(it) = call.op {
         args.push(Arg::F32(it.factor.0 as f32));
     }
     args.push(size(n));
-    Ok(program([launch(Function { source, defines, entry }, grid, BLOCK, args)]))
+    let work = launch(Function { source, defines, entry }, grid, BLOCK, args);
+    let zeroed = amaxes.into_iter().flat_map(|it| amax::zeroed(call, it));
+    Ok(program(zeroed.chain([work])))
 }
 
 /// The function `kind` of each element of `x`, which is at `from`.

@@ -3,22 +3,25 @@
 //! A row is held by the threads of a warp or a block; rows too long for that, or not made of whole
 //! vectors, are read several times.
 
-use ir::ops::Number;
+use ir::ops::{Amaxes, Number};
 use ir::{DType, Op};
 
+use crate::cuda::amax;
 use crate::cuda::fill::zeros;
 use crate::cuda::launch::{
     N_SMS, arg, blocks, elements, launch, need, null, program, result, rows, size, sized, typed,
 };
 use crate::cuda::sum_leading::Columns;
-use crate::cuda::{Arg, Function, OpCall, Operand, Pointer, Program, Unsupported};
+use crate::cuda::{Arg, Function, OpCall, Operand, Pointer, Program, Unsupported, Work};
 
 pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     match call.op {
-        Op::RmsNorm(it) => norm(call, Kind::rms(it.residual), it.eps, it.zero_centered),
-        Op::LayerNorm(it) => norm(call, Kind::layer(it.residual), it.eps, it.zero_centered),
-        Op::RmsNormGrad(it) => grad(call, Kind::rms(it.residual), it.zero_centered),
-        Op::LayerNormGrad(it) => grad(call, Kind::layer(it.residual), it.zero_centered),
+        Op::RmsNorm(it) => norm(call, Kind::rms(it.residual), it.eps, it.zero_centered, &it.amax),
+        Op::LayerNorm(it) => {
+            norm(call, Kind::layer(it.residual), it.eps, it.zero_centered, &it.amax)
+        }
+        Op::RmsNormGrad(it) => grad(call, Kind::rms(it.residual), it.zero_centered, &it.amax),
+        Op::LayerNormGrad(it) => grad(call, Kind::layer(it.residual), it.zero_centered, &it.amax),
         _ => Err(Unsupported::new(call, "it is not a norm")),
     }
 }
@@ -123,8 +126,14 @@ fn center(zero_centered: bool) -> Arg {
     Arg::F32(if zero_centered { 1.0 } else { 0.0 })
 }
 
-/// Operands `x w [b] [r]`, results `y [mean] rstd [sum]`.
-fn norm(call: &OpCall<'_>, kind: Kind, eps: Number, zero: bool) -> Result<Program, Unsupported> {
+/// Operands `x w [b] [r]`, results `y [mean] rstd [sum]`, and the amax of `y`.
+fn norm(
+    call: &OpCall<'_>,
+    kind: Kind,
+    eps: Number,
+    zero: bool,
+    amax: &Amaxes,
+) -> Result<Program, Unsupported> {
     let x = &call.args[0];
     let Some((n_rows, columns)) = size_of(call, x)? else { return Ok(nothing(call)) };
     let Kind { layer, residual } = kind;
@@ -133,12 +142,14 @@ fn norm(call: &OpCall<'_>, kind: Kind, eps: Number, zero: bool) -> Result<Progra
     let bias = if layer { call.args[2].dtype } else { x.dtype };
     let mut defines = vec![typed("X", x.dtype), typed("W", call.args[1].dtype), typed("B", bias)];
     defines.extend(shape.defines(kind));
+    let (amax, mut work) = first_amax(call, amax, &mut defines)?;
     let function = Function { source: "norm.cu", defines, entry: "normalize" };
     let args = vec![
         result(0),
         if layer { result(1) } else { null() },
         result(plain - 1),
         if residual { result(plain) } else { null() },
+        amax,
         arg(0),
         arg(1),
         if layer { arg(2) } else { null() },
@@ -149,11 +160,12 @@ fn norm(call: &OpCall<'_>, kind: Kind, eps: Number, zero: bool) -> Result<Progra
         center(zero),
     ];
     let grid = [blocks(n_rows, shape.rows_each()), 1, 1];
-    Ok(program([launch(function, grid, shape.block() as u32, args)]))
+    work.push(launch(function, grid, shape.block() as u32, args));
+    Ok(program(work))
 }
 
-/// Operands `dy x w [mean] rstd [dres]`, results `dx dw [db]`.
-fn grad(call: &OpCall<'_>, kind: Kind, zero: bool) -> Result<Program, Unsupported> {
+/// Operands `dy x w [mean] rstd [dres]`, results `dx dw [db]`, and the amax of `dx`.
+fn grad(call: &OpCall<'_>, kind: Kind, zero: bool, amax: &Amaxes) -> Result<Program, Unsupported> {
     let x = &call.args[1];
     let Some((n_rows, columns)) = size_of(call, x)? else { return Ok(nothing(call)) };
     let Kind { layer, residual } = kind;
@@ -165,6 +177,7 @@ fn grad(call: &OpCall<'_>, kind: Kind, zero: bool) -> Result<Program, Unsupporte
     defines.extend(shape.defines(kind));
     let resident = shape.resident(call, layer);
     defines.push(sized("RESIDENT", resident));
+    let (amax, mut work) = first_amax(call, amax, &mut defines)?;
     let function = Function { source: "norm_grad.cu", defines, entry: "normalize_grad" };
 
     // As many blocks as run at once: each leaves a row of sums that is to be added up.
@@ -176,6 +189,7 @@ fn grad(call: &OpCall<'_>, kind: Kind, zero: bool) -> Result<Program, Unsupporte
         result(0),
         Arg::Pointer(dw),
         if layer { Arg::Pointer(db) } else { null() },
+        amax,
         arg(0),
         arg(1),
         arg(2),
@@ -187,7 +201,8 @@ fn grad(call: &OpCall<'_>, kind: Kind, zero: bool) -> Result<Program, Unsupporte
         center(zero),
     ];
     let grid = [n_blocks as u32, 1, 1];
-    let mut res = program([launch(function, grid, shape.block() as u32, args)]);
+    work.push(launch(function, grid, shape.block() as u32, args));
+    let mut res = program(work);
     res.workspace = if layer { 2 * bytes } else { bytes };
     let parts = |at: Pointer| Columns { at, dtype: DType::F32, rows: n_parts, columns };
     parts(dw).sum(Pointer::Result(1), call.results[1].dtype, &mut res);
@@ -195,6 +210,20 @@ fn grad(call: &OpCall<'_>, kind: Kind, zero: bool) -> Result<Program, Unsupporte
         parts(db).sum(Pointer::Result(2), call.results[2].dtype, &mut res);
     }
     Ok(res)
+}
+
+/// Where the amax of the first result goes, what zeroes it, and the macro that asks for it.
+fn first_amax(
+    call: &OpCall<'_>,
+    amaxes: &Amaxes,
+    defines: &mut Vec<String>,
+) -> Result<(Arg, Vec<Work>), Unsupported> {
+    let places = amax::places(call, amaxes)?;
+    if places[1..].iter().any(Option::is_some) {
+        return Err(Unsupported::new(call, "it takes the amax of its first result"));
+    }
+    defines.push(sized("AMAX", u64::from(places[0].is_some())));
+    Ok((places[0].map_or(null(), result), amax::zeroed(call, amaxes).collect()))
 }
 
 #[cfg(test)]

@@ -1,23 +1,26 @@
 //! Launch for `adamw`, `adam` and `sgd`: one for all tensors of a batch.
 //!
 //! ```text
-//! table   10 words for each tensor: p m v g, then p m v compute as results, elements, decay
-//!         1 word for each chunk of a tensor: which tensor, and in the upper half which chunk of it
+//! table       12 words for each tensor: p m v g, then p m v compute and the amax of p as results, elements,
+//!             decay, first chunk
+//!             1 word for each chunk of a tensor: which tensor, and in the upper half which chunk of it
+//! workspace   the amax of each chunk, if those of tensors are asked for
 //! ```
 //!
 //! `scale`, `lr` and `step` are those of the first call.
 
 use ir::{DType, Op};
 
-use crate::cuda::launch::{arg, double, elements, grid, launch, need, program, typed};
-use crate::cuda::{Arg, Function, OpCall, Pointer, Program, Unsupported, Word};
+use crate::cuda::amax;
+use crate::cuda::launch::{arg, double, elements, grid, launch, need, null, sized, typed};
+use crate::cuda::{Arg, Function, OpCall, Operand, Pointer, Program, Unsupported, Word};
 
 /// Elements of a block; `CHUNK` of `optimizer.cu` and of `sum_squares.cu`.
 pub(super) const CHUNK: u64 = 32768;
 /// Threads of a block; `THREADS` of both.
 pub(super) const BLOCK: u32 = 256;
 /// Words of a tensor in the table.
-const WORDS: usize = 10;
+const WORDS: usize = 12;
 
 /// What differs between the optimizers.
 struct Step {
@@ -33,19 +36,37 @@ pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
     let step = step(call)?;
     let n = step.states;
     (n + 1..n + 4).try_for_each(|index| need(call, index, DType::F32))?;
+    let amaxes = call.op.amaxes().filter(|it| !it.is_none());
+    if let Some(amaxes) = amaxes {
+        if amaxes.of != [0] {
+            return Err(Unsupported::new(call, "it takes the amax of its first result"));
+        }
+        calls.iter().try_for_each(|it| amax::places(it, amaxes).map(drop))?;
+    }
     let table = table(calls, n);
     let n_chunks = (table.len() - WORDS * calls.len()) as u64;
-    if n_chunks == 0 {
-        return Ok(Program::default());
-    }
     let defines = defines(call, n);
     let chunks = Pointer::Table((WORDS * calls.len()) as u32);
     let mut args = vec![Arg::Pointer(Pointer::Table(0)), Arg::Pointer(chunks)];
     args.extend((n + 1..n + 4).map(arg));
     args.extend(step.numbers);
-    let function = Function { source: "optimizer.cu", defines, entry: step.entry };
-    let work = launch(function, grid(call, n_chunks)?, BLOCK, args);
-    Ok(Program { table, ..program([work]) })
+    let function = |entry| Function { source: "optimizer.cu", defines: defines.clone(), entry };
+    let parts = if amaxes.is_some() { Arg::Pointer(Pointer::Workspace(0)) } else { null() };
+    if call.op.amaxes().is_some() {
+        args.push(parts);
+    }
+    let mut res = Program { table, ..Program::default() };
+    if n_chunks > 0 {
+        res.work.push(launch(function(step.entry), grid(call, n_chunks)?, BLOCK, args));
+    }
+    if amaxes.is_some() {
+        let args = vec![Arg::Pointer(Pointer::Table(0)), parts];
+        let grid = grid(call, calls.len() as u64)?;
+        res.work.push(launch(function("largest"), grid, BLOCK, args));
+        // Never empty, so that the pointer to it is one.
+        res.workspace = (4 * n_chunks.max(1)).next_multiple_of(256);
+    }
+    Ok(res)
 }
 
 fn step(call: &OpCall<'_>) -> Result<Step, Unsupported> {
@@ -83,8 +104,11 @@ fn defines(call: &OpCall<'_>, states: usize) -> Vec<String> {
         typed("V", state(2)),
         typed("G", call.args[states].dtype),
     ];
-    if let Some(compute) = call.results.get(states) {
+    if let Some(compute) = own(call).get(states) {
         res.push(typed("COMPUTE", compute.dtype));
+    }
+    if own(call).len() < call.results.len() {
+        res.push(sized("AMAX", 1));
     }
     if matches!(call.op, Op::Sgd(_)) && states == 2 {
         res.push("MOMENTUM=1".into());
@@ -92,12 +116,18 @@ fn defines(call: &OpCall<'_>, states: usize) -> Vec<String> {
     res
 }
 
+/// Results but for amaxes.
+fn own<'a>(call: &OpCall<'a>) -> &'a [Operand] {
+    call.op.amaxes().map_or(call.results, |it| it.own(call.results))
+}
+
 fn table(calls: &[OpCall<'_>], states: usize) -> Vec<Word> {
     let mut res = Vec::new();
-    let (mut args, mut results) = (0, 0);
+    let (mut args, mut results, mut first_chunk) = (0, 0, 0);
     for call in calls {
+        let n_own = own(call).len();
         let given = |index: usize| Word::Pointer(Pointer::Arg((args + index) as u32));
-        let made = |index: usize| match index < call.results.len() {
+        let made = |index: usize, end: usize| match index < end {
             true => Word::Pointer(Pointer::Result((results + index) as u32)),
             false => Word::Value(0),
         };
@@ -107,10 +137,13 @@ fn table(calls: &[OpCall<'_>], states: usize) -> Vec<Word> {
         };
         res.extend((0..3).map(|it| or_nothing(it, given(it))));
         res.push(given(states));
-        res.extend((0..3).map(|it| or_nothing(it, made(it))));
-        res.push(made(states));
+        res.extend((0..3).map(|it| or_nothing(it, made(it, n_own))));
+        res.push(made(states, n_own));
+        res.push(made(n_own, call.results.len()));
         res.push(Word::Value(elements(&call.args[0])));
         res.push(Word::Value(weight_decay(call.op).to_bits()));
+        res.push(Word::Value(first_chunk));
+        first_chunk += elements(&call.args[0]).div_ceil(CHUNK);
         args += call.args.len();
         results += call.results.len();
     }

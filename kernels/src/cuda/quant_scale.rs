@@ -6,10 +6,10 @@
 //!         updates   history, amax, scale, next history, next scale, length of the history
 //! ```
 
-use ir::Op;
 use ir::quant::{AmaxAlgo, Format};
+use ir::{DType, Op};
 
-use crate::cuda::launch::{elements, grid, launch, program};
+use crate::cuda::launch::{elements, grid, launch, program, typed};
 use crate::cuda::{Arg, Function, OpCall, Pointer, Program, Unsupported, Word};
 
 /// Threads of a block; `THREADS` of `quant_scale.cu`.
@@ -18,18 +18,22 @@ const BLOCK: u32 = 32;
 pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
     let call = &calls[0];
     let largest = |format: Option<Format>| format.map_or(1.0, Format::max);
-    let (entry, numbers) = match call.op {
+    let (entry, amax, numbers) = match call.op {
         Op::QuantScale(it) => {
             let (largest, epsilon) = (largest(it.to.fp8()), it.epsilon.0 as f32);
             let pow2 = Arg::I32(it.pow2.into());
-            ("quant_scale", vec![Arg::F32(largest), Arg::F32(epsilon), pow2])
+            ("quant_scale", call.args[0].dtype, vec![Arg::F32(largest), Arg::F32(epsilon), pow2])
         }
-        Op::DelayedScale(_) => ("delayed_scale", vec![]),
+        Op::DelayedScale(_) => ("delayed_scale", DType::F32, vec![]),
         Op::DelayedUpdate(it) => {
             // As the reference does: both are rounded before the amax divides them.
             let largest = largest(it.to.fp8()) * 2f32.powi(-it.margin);
             let most_recent = it.algo == AmaxAlgo::MostRecent;
-            ("delayed_update", vec![Arg::F32(largest), Arg::I32(most_recent.into())])
+            (
+                "delayed_update",
+                call.args[1].dtype,
+                vec![Arg::F32(largest), Arg::I32(most_recent.into())],
+            )
         }
         _ => return Err(Unsupported::new(call, "it makes no scale")),
     };
@@ -43,7 +47,7 @@ pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         args += n_args;
         results += n_results;
     }
-    let function = Function { source: "quant_scale.cu", defines: Vec::new(), entry };
+    let function = Function { source: "quant_scale.cu", defines: vec![typed("AMAX", amax)], entry };
     let args = [vec![Arg::Pointer(Pointer::Table(0))], numbers].concat();
     let work = launch(function, grid(call, calls.len() as u64)?, BLOCK, args);
     Ok(Program { table, ..program([work]) })

@@ -25,6 +25,8 @@ struct Rounding {
     along: Along,
     /// Numbers along a side of a block.
     side: u64,
+    /// Element type of the amax.
+    amax: DType,
     /// The amax of the whole and the seed.
     operands: [Arg; 2],
     /// Key of the random bits.
@@ -41,6 +43,7 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     let random = it.rows.as_ref();
     let defines = vec![
         typed("X", x.dtype),
+        typed("A", it.amax),
         format!("CODE={}", it.code),
         sized("SQUARE", (it.along == Along::Square).into()),
         sized("STOCHASTIC", random.is_some().into()),
@@ -85,13 +88,13 @@ fn rounding(call: &OpCall<'_>) -> Result<Rounding, Unsupported> {
             code: it.to.name(),
             along: it.along,
             side: 32,
+            amax: DType::F32,
             operands: [null(), null()],
             key: 0,
             pieces: Vec::new(),
             rows: None,
         }),
         Op::RoundNvFp4(it) => {
-            need(call, 1, DType::F32)?;
             if it.stochastic.is_some() {
                 need(call, 2, DType::I32)?;
             }
@@ -104,6 +107,7 @@ fn rounding(call: &OpCall<'_>) -> Result<Rounding, Unsupported> {
                 code: "e2m1",
                 along: it.along,
                 side: nvfp4::BLOCK as u64,
+                amax: amax.dtype,
                 operands: [arg(1), it.stochastic.map_or(null(), |_| arg(2))],
                 key: it.stochastic.unwrap_or(0),
                 pieces,

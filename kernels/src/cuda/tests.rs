@@ -2,7 +2,7 @@
 
 use ir::TensorType;
 use ir::ops::{
-    Along, Amax, BoundAt, Copies, GluGrad, GluKind, Granule, Matmul, OpKind, QuantMatmul, Quantize,
+    Along, Amax, Amaxes, BoundAt, Copies, GluGrad, GluKind, Granule, Matmul, OpKind, QuantMatmul, Quantize,
     QuantizeBlock, RmsNormGrad, Rope, RoundNvFp4, Sample, SumLeading,
 };
 
@@ -163,7 +163,8 @@ fn narrow(sample: Sample) -> Sample {
         OpKind::AttentionGrad => operand != 4,
         OpKind::CeStats | OpKind::CeStatsGrad => operand == 0,
         OpKind::CeLoss | OpKind::CeLossGrad | OpKind::ClipScale => false,
-        OpKind::DelayedScale | OpKind::DelayedUpdate | OpKind::QuantScale => false,
+        OpKind::DelayedScale => false,
+        OpKind::DelayedUpdate => operand == 1,
         OpKind::QuantMatmul => false,
         OpKind::Quantize | OpKind::RoundNvFp4 => operand == 0,
         // `from` is a type, too.
@@ -178,7 +179,9 @@ fn narrow(sample: Sample) -> Sample {
 fn programs_of_all_samples_fit_their_kernels() {
     let moved = |it: &OpKind| matches!(it, OpKind::Collective | OpKind::Reshard);
     for &kind in OpKind::ALL.iter().filter(|it| !moved(it)) {
-        for sample in kind.samples() {
+        // A rank that holds several pieces takes amaxes by `amax`.
+        let of_a_rank = |it: &Sample| it.op.amaxes().is_none_or(Amaxes::are_numbers);
+        for sample in kind.samples().into_iter().filter(of_a_rank) {
             lowered(&sample);
             lowered(&narrow(sample));
         }
@@ -215,7 +218,7 @@ fn a_cross_entropy_keeps_a_part_of_each_row() {
 
 #[test]
 fn a_gradient_gives_the_glu_in_the_same_launch() {
-    let op = GluGrad { kind: GluKind::Swiglu, recompute: true };
+    let op = GluGrad { kind: GluKind::Swiglu, recompute: true, amax: Amaxes::default() };
     let shape: &[u64] = &[8192, 14336];
     let program = lowered(&in_dtype(Sample::floats(op, &[shape; 3]), DType::Bf16));
     let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
@@ -323,6 +326,57 @@ fn rope_has_a_frequency_for_each_pair() {
     assert_eq!((launch.block, launch.grid[0], launch.shared), (256, 2048, 4 * 64 * 8));
 }
 
+/// A number that blocks raise starts at zero, and no launch of its own follows.
+#[test]
+fn an_amax_of_a_result_is_zeroed_and_raised() {
+    let (amax, shape) = (Amaxes { of: vec![1], pieces: Vec::new() }, &[64, 96][..]);
+    let op = GluGrad { kind: GluKind::Swiglu, recompute: false, amax };
+    let program = lowered(&in_dtype(Sample::floats(op, &[shape; 3]), DType::Bf16));
+    let [zeroed, Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    let amax = Pointer::Result(2);
+    assert_eq!(*zeroed, Work::Fill { to: amax, bytes: 2, value: 0 });
+    assert!(launch.function.defines.contains(&"AMAX=2".to_string()), "{launch:?}");
+    assert_eq!(launch.args[2..4], [Arg::I64(0), Arg::Pointer(amax)]);
+}
+
+/// One launch more for all tensors of a batch, which may be empty.
+#[test]
+fn optimizers_take_the_amaxes_of_all_tensors_from_those_of_chunks() {
+    let Op::AdamW(rest) = OpKind::AdamW.samples().remove(0).op else {
+        unreachable!("a sample is of its op")
+    };
+    let op: Op = ir::ops::AdamW { amax: Amaxes { of: vec![0], pieces: Vec::new() }, ..rest }.into();
+    let tensor =
+        |shape: &[usize]| Operand { dtype: DType::F32, shape: SmallVec::from_slice(shape) };
+    let program = |sizes: &[usize]| {
+        let operands: Vec<[Vec<Operand>; 2]> = sizes
+            .iter()
+            .map(|&n| {
+                let args = [vec![tensor(&[n]); 4], vec![tensor(&[]); 3]].concat();
+                [args, [vec![tensor(&[n]); 3], vec![tensor(&[])]].concat()]
+            })
+            .collect();
+        let calls: Vec<OpCall<'_>> = operands
+            .iter()
+            .map(|[args, results]| OpCall { op: &op, args, results, bounds: &[] })
+            .collect();
+        lower(&calls).expect("it has a kernel")
+    };
+    let two = program(&[100_000, 5]);
+    let [Work::Launch(step), Work::Launch(largest)] = two.work.as_slice() else {
+        panic!("{two:?}")
+    };
+    assert_eq!((step.function.entry, step.grid), ("adamw", [5, 1, 1]));
+    assert_eq!((largest.function.entry, largest.grid), ("largest", [2, 1, 1]));
+    assert_eq!(two.workspace, 256);
+    // The amax, and which chunk is the first, of the second tensor.
+    assert_eq!(two.table[12 + 8], Word::Pointer(Pointer::Result(7)));
+    assert_eq!(two.table[12 + 11], Word::Value(4));
+    let none = program(&[0]);
+    let [Work::Launch(largest)] = none.work.as_slice() else { panic!("{none:?}") };
+    assert_eq!(largest.function.entry, "largest");
+}
+
 #[test]
 fn only_ops_that_a_table_can_hold_are_batched() {
     let op: Op = ir::ops::Add {}.into();
@@ -378,9 +432,9 @@ fn one_launch_updates_many_tensors() {
     };
     let table = [
         pointers([0, 1, 2, 3], [0, 1, 2, 3]),
-        vec![Word::Value(32769), Word::Value(0.1f64.to_bits())],
+        [0, 32769, 0.1f64.to_bits(), 0].map(Word::Value).to_vec(),
         pointers([7, 8, 9, 10], [4, 5, 6, 7]),
-        vec![Word::Value(5), Word::Value(0)],
+        [0, 5, 0, 2].map(Word::Value).to_vec(),
         [0, 1 << 32, 1].map(Word::Value).to_vec(),
     ];
     assert_eq!(program.table, table.concat());

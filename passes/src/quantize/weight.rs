@@ -47,11 +47,12 @@ impl Walk<'_> {
             let graph = &*self.builder.graph;
             let data = graph.params[param].clone();
             let name = graph.values[data.value].name.clone();
-            let scale_inv = self.scalar(&format!("{name}.scale_inv"));
+            let scale_inv = self.scalar(&format!("{name}.scale_inv"), DType::F32);
             let delayed = match spec.scaling {
                 Scaling::Delayed { history, .. } => {
                     let [history, scale] = self.delayed_states(&name, history);
-                    Some([history, scale, self.scalar(&format!("{name}.amax"))])
+                    let master = self.builder.graph.ty(data.value).dtype;
+                    Some([history, scale, self.scalar(&format!("{name}.amax"), master)])
                 }
                 _ => None,
             };
@@ -102,8 +103,8 @@ impl Walk<'_> {
     }
 
     /// A state of one number.
-    fn scalar(&mut self, name: &str) -> Value {
-        let state = self.builder.leaf(name, TensorType::scalar(DType::F32), Def::State);
+    fn scalar(&mut self, name: &str, dtype: DType) -> Value {
+        let state = self.builder.leaf(name, TensorType::scalar(dtype), Def::State);
         self.builder.pin(state, Sharding::replicated(0));
         state
     }

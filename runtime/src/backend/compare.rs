@@ -6,9 +6,10 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use ir::DType;
+use ir::{DType, Op};
 use ir::plan::{Buffer, Event, PlanSection, Stream};
 
+use crate::backend::cuda::check::{CODES_TOLERANCE, FAST_TOLERANCE};
 use crate::bind::{At, BoundPlan, CollectiveCall, ComputeCall, CopyCall};
 use crate::error::RunError;
 use crate::exec::{Backend, MemoryUse, Span};
@@ -66,12 +67,18 @@ impl CompareBackend {
     }
 
     /// Waits for one instruction on both, compares what it made, and levels the two.
-    fn compare(&mut self, at: At, results: impl Iterator<Item = Buffer>) -> Result<(), RunError> {
+    /// `wide` is what an f32 result may be off.
+    fn compare(
+        &mut self,
+        at: At,
+        wide: f64,
+        results: impl Iterator<Item = Buffer>,
+    ) -> Result<(), RunError> {
         self.tested.finish()?;
         self.reference.finish()?;
         for buffer in results {
             let tolerance = match self.plan.buffers[buffer].dtype {
-                DType::F32 => F32_TOLERANCE,
+                DType::F32 => wide,
                 DType::Bf16 => BF16_TOLERANCE,
                 DType::I32 | DType::E4M3 | DType::E5M2 => 0.0,
             };
@@ -133,21 +140,27 @@ impl Backend for CompareBackend {
         self.at = Some(call.at);
         self.tested.compute(call, stream)?;
         self.reference.compute(call, stream)?;
-        self.compare(call.at, call.results.iter().copied())
+        // Tensor cores sum products of codes in fewer bits.
+        let wide = match &call.op {
+            Op::QuantMatmul(it) if it.fast => FAST_TOLERANCE,
+            Op::QuantMatmul(_) => CODES_TOLERANCE,
+            _ => F32_TOLERANCE,
+        };
+        self.compare(call.at, wide, call.results.iter().copied())
     }
 
     fn collective(&mut self, call: &Arc<CollectiveCall>, stream: Stream) -> Result<(), RunError> {
         self.at = Some(call.at);
         self.tested.collective(call, stream)?;
         self.reference.collective(call, stream)?;
-        self.compare(call.at, call.parts.iter().map(|it| it.dst))
+        self.compare(call.at, F32_TOLERANCE, call.parts.iter().map(|it| it.dst))
     }
 
     fn copy(&mut self, call: CopyCall, stream: Stream) -> Result<(), RunError> {
         self.at = Some(call.at);
         self.tested.copy(call, stream)?;
         self.reference.copy(call, stream)?;
-        self.compare(call.at, std::iter::once(call.dst))
+        self.compare(call.at, F32_TOLERANCE, std::iter::once(call.dst))
     }
 
     fn record(&mut self, event: Event, stream: Stream) -> Result<(), RunError> {

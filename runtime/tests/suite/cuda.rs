@@ -68,6 +68,7 @@ impl Optimizer {
             eps: 1e-8.into(),
             weight_decay: weight_decay.into(),
             compute: None,
+            amax: Default::default(),
         };
         let args = [&[p, m, v, g][..], &self.scalars].concat();
         self.builder.compute(Op::from(op), &args, &[p, m, v]);

@@ -82,7 +82,8 @@ impl Function {
             }
             Shape::Gated(kind) => {
                 let operands: [Value; 2] = cx.exactly(inputs, "2 tensors, the gate first")?;
-                cx.op(name, ops::Glu { kind }, &operands)
+                let amax = ops::Amaxes::default();
+                cx.op(name, ops::Glu { kind, amax }, &operands)
             }
         }
     }

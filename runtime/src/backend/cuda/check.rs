@@ -36,10 +36,10 @@ pub const BF16_TOLERANCE: f64 = 1e-2;
 /// Largest relative error of an f32 product of FP8 codes: tensor cores keep some 14 bits of a sum, for which
 /// 1.3e-4 was measured with k = 640, and fewer if sums are fast, 4e-4. Errors of terms add up like a random
 /// walk, so k = 2000 has less than twice as much.
-const CODES_TOLERANCE: f64 = 2.5e-4;
+pub const CODES_TOLERANCE: f64 = 2.5e-4;
 
 /// The same for fast sums.
-const FAST_TOLERANCE: f64 = 8e-4;
+pub const FAST_TOLERANCE: f64 = 8e-4;
 
 /// How long one program may take.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -349,8 +349,9 @@ fn compare(case: &Case, layout: &Layout, before: &[u8], after: &[u8]) -> Result<
             continue;
         }
         let expected = run_reference(&call.op, &operands, &shapes, &call.all_bounds());
-        for (i, expected) in expected.iter().enumerate() {
-            let slot = results.next().expect("a slot for each result");
+        let slots: Vec<&Slot> = results.by_ref().take(expected.len()).collect();
+        same_amaxes(&call.op, &slots, after)?;
+        for (i, (expected, slot)) in expected.iter().zip(slots).enumerate() {
             let found = decode(&slot.ty, &after[slot.range()]);
             let error = relative_error(&found.data, &expected.data);
             let tolerance = tolerance(call, slot.ty.dtype);
@@ -361,6 +362,22 @@ fn compare(case: &Case, layout: &Layout, before: &[u8], after: &[u8]) -> Result<
         }
     }
     Ok(worst)
+}
+
+/// Amaxes that an op takes on the way are of its results as they are stored.
+fn same_amaxes(op: &Op, slots: &[&Slot], after: &[u8]) -> Result<(), String> {
+    let Some(amaxes) = op.amaxes() else { return Ok(()) };
+    let first = amaxes.own(slots).len();
+    for (i, &of) in amaxes.of.iter().enumerate() {
+        let [found, all] =
+            [first + i, of].map(|it| decode(&slots[it].ty, &after[slots[it].range()]));
+        let expected = all.data.iter().fold(0.0, |res, it| f64::max(res, it.abs()));
+        if found.data != [expected] {
+            let found = &found.data;
+            return Err(format!("the amax of result {of} is {found:?}, not {expected:e}"));
+        }
+    }
+    Ok(())
 }
 
 /// Whether results are those of the reference in f32, bit for bit.

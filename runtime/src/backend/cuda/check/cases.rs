@@ -3,7 +3,7 @@
 mod codes;
 
 use ir::ops::{
-    Activation, ActivationGrad, ActivationKind, Adam, AdamW, Add, Attention, AttentionGrad,
+    Activation, ActivationGrad, ActivationKind, Adam, AdamW, Add, Amaxes, Attention, AttentionGrad,
     BiasAdd, Cast, CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, CrossEntropy, Dropout,
     Embedding, EmbeddingGrad, Glu, GluGrad, GluKind, LayerNorm, LayerNormGrad, LocalBound, Matmul,
     Mul, Number, Op, OpKind, RmsNorm, RmsNormGrad, Rope, Sample, SampleInput, Scale, Sgd,
@@ -77,7 +77,8 @@ const SIZES: [u64; 6] = [1, 3, 255, 1000, 65_537, 1_000_003];
 /// All of them.
 pub(super) fn cases() -> Vec<Case> {
     let kinds = OpKind::ALL.iter().filter(|it| is_local(**it));
-    let samples = kinds.flat_map(|it| it.samples()).flat_map(in_both);
+    let samples = kinds.flat_map(|it| it.samples()).filter(|it| is_of_a_rank(&it.op));
+    let samples = samples.flat_map(in_both);
     let larger = [
         elementwise(),
         norms(),
@@ -93,6 +94,11 @@ pub(super) fn cases() -> Vec<Case> {
     samples.chain(larger.into_iter().flatten()).collect()
 }
 
+/// Whether it is what a rank runs: one that holds several pieces takes amaxes by `amax`.
+fn is_of_a_rank(op: &Op) -> bool {
+    op.amaxes().is_none_or(Amaxes::are_numbers)
+}
+
 /// Whether a device runs it alone: the others are done by communicators, or are gone before.
 fn is_local(kind: OpKind) -> bool {
     ![OpKind::Collective, OpKind::Reshard].contains(&kind)
@@ -103,9 +109,11 @@ fn stays_f32(kind: OpKind, operand: usize, n_operands: usize) -> bool {
     match kind {
         OpKind::CeLoss | OpKind::CeLossGrad | OpKind::ClipScale => true,
         OpKind::CeStats | OpKind::CeStatsGrad => operand > 0,
-        OpKind::DelayedScale | OpKind::DelayedUpdate => true,
-        OpKind::QuantMatmul | OpKind::QuantScale => true,
-        OpKind::Quantize | OpKind::RoundNvFp4 => operand > 0,
+        OpKind::DelayedScale | OpKind::QuantMatmul => true,
+        // All but the amax.
+        OpKind::DelayedUpdate => operand != 1,
+        OpKind::Quantize => operand > 0,
+        OpKind::RoundNvFp4 => operand > 1,
         OpKind::AttentionGrad => operand == 4,
         OpKind::RmsNormGrad => operand == 3,
         OpKind::LayerNormGrad => operand == 3 || operand == 4,
@@ -157,9 +165,14 @@ fn elementwise() -> Vec<Case> {
         res.extend(floats(Scale { factor: 0.3.into() }, &[one]));
         res.extend(floats(Cast { to: DType::F32 }, &[one]));
         res.extend(floats(Cast { to: DType::Bf16 }, &[one]));
-        res.extend(floats(Glu { kind: GluKind::Swiglu }, &[one, one]));
-        for recompute in [false, true] {
-            let op = GluGrad { kind: GluKind::Swiglu, recompute };
+        let kind = GluKind::Swiglu;
+        for amax in [amaxes(&[]), amaxes(&[0])] {
+            res.extend(floats(Glu { kind, amax }, &[one, one]));
+        }
+        for (recompute, of) in
+            [(false, &[][..]), (true, &[]), (false, &[0, 1]), (false, &[1]), (true, &[2, 0, 1])]
+        {
+            let op = GluGrad { kind, recompute, amax: amaxes(of) };
             res.extend(floats(op, &[one, one, one]));
         }
         for kind in ActivationKind::ALL {
@@ -184,21 +197,29 @@ fn elementwise() -> Vec<Case> {
     res
 }
 
+/// Amaxes of these results.
+fn amaxes(of: &[usize]) -> Amaxes {
+    Amaxes { of: of.to_vec(), pieces: Vec::new() }
+}
+
 fn norms() -> Vec<Case> {
     let mut res = Vec::new();
     for d in [7, 1000, 4096, 4100, 16_384] {
         let (x, w, per_row): (&[u64], &[u64], &[u64]) = (&[ROWS, d], &[d], &[ROWS]);
-        for residual in [false, true] {
+        for (residual, of) in [(false, &[][..]), (true, &[]), (false, &[0]), (true, &[0])] {
             let n = usize::from(residual);
-            let rms = RmsNorm { eps: 1e-5.into(), zero_centered: false, residual };
+            let (eps, amax) = (1e-5.into(), amaxes(of));
+            let rms = RmsNorm { eps, zero_centered: false, residual, amax: amax.clone() };
             res.extend(floats(rms, &[x, w, x][..2 + n]));
-            let layer = LayerNorm { eps: 1e-5.into(), zero_centered: false, residual };
+            let layer = LayerNorm { eps, zero_centered: false, residual, amax: amax.clone() };
             res.extend(floats(layer, &[x, w, w, x][..3 + n]));
             for out in [None, Some(DType::F32)] {
-                let rms = RmsNormGrad { out, residual, ..RmsNormGrad::default() };
+                let rms =
+                    RmsNormGrad { out, residual, amax: amax.clone(), ..RmsNormGrad::default() };
                 let sample = Sample::floats(rms, &[x, x, w, per_row, x][..4 + n]);
                 res.extend(in_both(sample.fill(3, Values::Positive)));
-                let layer = LayerNormGrad { out, residual, ..LayerNormGrad::default() };
+                let layer =
+                    LayerNormGrad { out, residual, amax: amax.clone(), ..LayerNormGrad::default() };
                 let sample = Sample::floats(layer, &[x, x, w, per_row, per_row, x][..5 + n]);
                 res.extend(in_both(sample.fill(4, Values::Positive)));
             }
@@ -399,14 +420,18 @@ fn optimizers() -> Vec<Case> {
         };
         (0..all[0].len()).map(of).collect::<Vec<Case>>()
     };
-    for compute in [None, Some(DType::Bf16)] {
+    let all = [(None, &[][..]), (Some(DType::Bf16), &[]), (None, &[0]), (Some(DType::Bf16), &[0])];
+    for (compute, of) in all {
+        let amax = amaxes(of);
         // Each tensor may have a decay of its own.
         let decay = |n: u64| Number(if n.is_multiple_of(2) { 0.1 } else { 0.0 });
         res.extend(batch(&|n| {
-            adam(AdamW { beta1, beta2, eps, weight_decay: decay(n), compute }.into(), n)
+            let (weight_decay, amax) = (decay(n), amax.clone());
+            adam(AdamW { beta1, beta2, eps, weight_decay, compute, amax }.into(), n)
         }));
         res.extend(batch(&|n| {
-            adam(Adam { beta1, beta2, eps, weight_decay: decay(n), compute }.into(), n)
+            let (weight_decay, amax) = (decay(n), amax.clone());
+            adam(Adam { beta1, beta2, eps, weight_decay, compute, amax }.into(), n)
         }));
     }
     res.extend(batch(&|n| sgd(0.0, n)));

@@ -84,7 +84,7 @@ fn scales() -> Vec<Case> {
     }
     let states: Vec<Case> = [0.0, 3.0, 1e-39, 2e38]
         .into_iter()
-        .map(|it| scalar_case(DelayedScale {}, &[&[]], &[(0, it)]))
+        .flat_map(|it| scalar_cases(DelayedScale {}, &[&[]], &[(0, it)]))
         .collect();
     res.extend(batches(&states));
     res.extend(states);
@@ -92,11 +92,13 @@ fn scales() -> Vec<Case> {
 }
 
 /// Positive operands of these shapes, of which some are one number.
-fn scalar_case(op: impl Into<Op>, shapes: &[&[u64]], numbers: &[(usize, f64)]) -> Case {
+fn scalar_cases(op: impl Into<Op>, shapes: &[&[u64]], numbers: &[(usize, f64)]) -> Vec<Case> {
     let sample = (0..shapes.len())
         .fold(Sample::floats(op, shapes), |sample, it| sample.fill(it, Values::Positive));
-    let case = one(call(&sample), DType::F32);
-    numbers.iter().fold(case, |case, &(operand, it)| case.holding(operand, Content::All(it)))
+    let holding = |case: Case| {
+        numbers.iter().fold(case, |case, &(operand, it)| case.holding(operand, Content::All(it)))
+    };
+    in_both(sample).into_iter().map(holding).collect()
 }
 
 fn updates() -> Vec<Case> {
@@ -107,15 +109,15 @@ fn updates() -> Vec<Case> {
             let mut some = Vec::new();
             for n in [1, 4, 32, 33, 1024] {
                 let make =
-                    |numbers: &[(usize, f64)]| scalar_case(op.clone(), &[&[n], &[], &[]], numbers);
-                some.push(make(&[]));
+                    |numbers: &[(usize, f64)]| scalar_cases(op.clone(), &[&[n], &[], &[]], numbers);
+                some.extend(make(&[]));
                 // The free slot counts for an amax of 0, and nothing if it is 0 too.
-                some.push(make(&[(1, 0.0)]));
-                some.push(make(&[(1, 0.0), (0, 0.0)]));
-                some.push(make(&[(1, 0.0), (0, 0.0), (2, 0.0)]));
-                some.push(make(&[(1, f64::INFINITY)]));
-                some.push(make(&[(1, f64::NAN), (2, 0.0)]));
-                some.push(make(&[(0, 0.0), (1, 1e-40)]));
+                some.extend(make(&[(1, 0.0)]));
+                some.extend(make(&[(1, 0.0), (0, 0.0)]));
+                some.extend(make(&[(1, 0.0), (0, 0.0), (2, 0.0)]));
+                some.extend(make(&[(1, f64::INFINITY)]));
+                some.extend(make(&[(1, f64::NAN), (2, 0.0)]));
+                some.extend(make(&[(0, 0.0), (1, 1e-40)]));
             }
             res.extend(batches(&some));
             res.extend(some);
