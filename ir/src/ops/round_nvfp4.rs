@@ -19,7 +19,7 @@ use crate::quant::Format;
 use crate::quant::blocks::Blocks;
 use crate::quant::nvfp4::{BLOCK, Level, encode_stochastic};
 use crate::random::Stream;
-use crate::types::{DType, TensorType};
+use crate::types::TensorType;
 
 /// See the [module docs](self). Operands: `x`, its amax (f32), and if rounding is stochastic the seed (an i32
 /// scalar); the result has the type of `x`.

@@ -2,8 +2,8 @@
 
 use ir::TensorType;
 use ir::ops::{
-    Along, Amax, Amaxes, BoundAt, Copies, GluGrad, GluKind, Granule, Matmul, OpKind, QuantMatmul, Quantize,
-    QuantizeBlock, RmsNormGrad, Rope, RoundNvFp4, Sample, SumLeading,
+    Along, Amax, Amaxes, BoundAt, Copies, GluGrad, GluKind, Granule, Matmul, OpKind, QuantMatmul,
+    Quantize, QuantizeBlock, RmsNormGrad, Rope, RoundNvFp4, Sample, SumLeading,
 };
 
 use super::*;

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use ir::{DType, Op};
 use ir::plan::{Buffer, Event, PlanSection, Stream};
+use ir::{DType, Op};
 
 use crate::backend::cuda::check::{CODES_TOLERANCE, FAST_TOLERANCE};
 use crate::bind::{At, BoundPlan, CollectiveCall, ComputeCall, CopyCall};
