@@ -100,6 +100,7 @@ for name, (n, planc_args, peer_args, torchao, table) in CONFIGURATIONS.items():
         f"{(memory['arenas'] + memory['workspace']) / 2**30:.1f} + {memory['other'] / 2**30:.2f} (declared {memory['other_declared'] / 2**30:.2f}) | "
         f"{' / '.join(str(it['gib']) for it in (b, c) if it) or '-'} | {' / '.join(str(it['first']) for it in (b, c) if it) or '-'} against {a['first_s']:.1f} | {kinds} |"
     )
+    print(rows[-1], flush=True)
 print("\n| configuration | planc ms | PyTorch ms | ratio | torchao ms | ratio | TE ms (by the table) | ratio | TFLOP/s MFU / executed | planc GiB: planned + other | peers GiB allocated | first step s | planc by kind, ms |")
 print("|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 print("\n".join(rows))
