@@ -19,7 +19,7 @@ use crate::ops::{
 };
 use crate::placement::ReduceOp;
 
-/// See the [module docs](self). They follow the op's own results, in the order of `of`.
+/// Amaxes of some of an op's results, as more results. They follow the op's own results, in the order of `of`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Amaxes {
