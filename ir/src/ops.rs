@@ -555,6 +555,14 @@ pub(crate) fn scalar(inputs: &[&TensorType], operand: usize) -> Result<(), TypeE
     ndim(inputs, operand, 0, "no dims: it is one number")
 }
 
+/// Checks that operand `operand` is f32.
+pub(crate) fn single(inputs: &[&TensorType], operand: usize) -> Result<(), TypeError> {
+    match inputs[operand].dtype {
+        DType::F32 => Ok(()),
+        found => Err(TypeError::DType { operand, found, expected: "f32" }),
+    }
+}
+
 /// Checks that two operands have one shape and element type.
 pub(crate) fn same_type(inputs: &[&TensorType], operand: usize) -> Result<(), TypeError> {
     same_shape(inputs[0], inputs[operand])?;

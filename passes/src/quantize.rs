@@ -106,10 +106,19 @@ impl Gemms {
             param,
         };
         let mut readers: Vec<Vec<Option<QuantSpec>>> = vec![Vec::new(); graph.params.len()];
+        // Weights of which fprop is `x W^T`.
+        let mut linear: SecondaryMap<Value, bool> = SecondaryMap::new();
         for node in graph.order.clone() {
-            let gemm = match role(graph, node, &res.param) {
+            let role = role(graph, node, &res.param, &linear);
+            if let Some(GemmRole::Fprop) = role {
+                linear[graph.nodes[node].inputs[1]] = true;
+            }
+            let gemm = match role {
                 Some(role) => res.gemm(graph, node, role)?,
-                None => None,
+                None => {
+                    res.report_other(graph, node);
+                    None
+                }
             };
             let data = &graph.nodes[node];
             res.of[node] = gemm;
@@ -133,6 +142,17 @@ impl Gemms {
             res.weights[index] = first.filter(|it| same && gathered && keeps(it));
         }
         Ok(res)
+    }
+
+    /// Reports a product with a weight that is no linear layer as PyTorch has it.
+    fn report_other(&self, graph: &mut Graph, node: Node) {
+        let data = &graph.nodes[node];
+        let recipe = &graph.scopes[data.scope].recipe;
+        let weight = data.inputs.iter().any(|&it| self.param[it].is_some());
+        let wanted = Role::ALL.iter().any(|&it| recipe.spec(it).is_some());
+        if matches!(data.op, Op::Matmul(_)) && weight && wanted {
+            skip(graph, node, "only products with the transpose of a weight [out, in] are".into());
+        }
     }
 
     /// The GEMM as its module's recipe wants it; `None` if it stays as it is.
@@ -224,7 +244,12 @@ fn spec_name(spec: QuantSpec) -> String {
 }
 
 /// Which of a linear layer's GEMMs a node is, if it is one.
-fn role(graph: &Graph, node: Node, param: &SecondaryMap<Value, Option<usize>>) -> Option<GemmRole> {
+fn role(
+    graph: &Graph,
+    node: Node,
+    param: &SecondaryMap<Value, Option<usize>>,
+    linear: &SecondaryMap<Value, bool>,
+) -> Option<GemmRole> {
     let data = &graph.nodes[node];
     let Op::Matmul(op) = &data.op else { return None };
     let weight = |it: Value| param[it].is_some();
@@ -233,8 +258,10 @@ fn role(graph: &Graph, node: Node, param: &SecondaryMap<Value, Option<usize>>) -
     let like = graph.values[data.results[0]].like;
     match data.section {
         Section::Forward if is(false, true) && weight(data.inputs[1]) => Some(GemmRole::Fprop),
-        Section::Backward if is(false, false) && weight(data.inputs[1]) => Some(GemmRole::Dgrad),
-        Section::Backward if is(true, false) && like.is_some_and(weight) => Some(GemmRole::Wgrad),
+        Section::Backward if is(false, false) && linear[data.inputs[1]] => Some(GemmRole::Dgrad),
+        Section::Backward if is(true, false) && like.is_some_and(|it| linear[it]) => {
+            Some(GemmRole::Wgrad)
+        }
         _ => None,
     }
 }

@@ -439,6 +439,22 @@ fn errors_about_recipes() {
         "Custom(grad: (format: E2M1, scaling: Mx()))",
         "PL0216: recipe.grad.format is E2M1, and must be E4M3 or E5M2 with this scaling\nat: E2M1",
     );
+    // A transform of one operand only would not cancel, and a weight is rounded before there is a seed.
+    check(
+        "Custom(input: (format: E2M1, scaling: NvFp4(hadamard: true)), grad: (format: E2M1, scaling: NvFp4()))",
+        "PL0216: recipe.input.scaling.hadamard is true, and must be the same for input and grad, and \
+         false for weight: it cancels in wgrad only\nat: true",
+    );
+    check(
+        "Custom(input: (format: E2M1, scaling: NvFp4(two_dimensional: true, hadamard: true)))",
+        "PL0216: recipe.input.scaling.hadamard is true, and must be false with blocks of 16x16, whose \
+         columns are not rounded again\nat: true",
+    );
+    check(
+        "Custom(weight: (format: E2M1, scaling: NvFp4(stochastic: true)))",
+        "PL0216: recipe.weight.scaling.stochastic is true, and must be false: a weight is rounded \
+         outside of a micro-batch, which has the seed\nat: true",
+    );
     check_error(
         "ffn: 160",
         "ffn: 160, recipe: DelayedScaling(margin: -2)",

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity, scalar,
+    Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity, scalar, single,
 };
 use crate::types::TensorType;
 
@@ -18,6 +18,7 @@ impl OpDef for DelayedScale {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
         scalar(inputs, 0)?;
+        single(inputs, 0)?;
         Ok(smallvec![inputs[0].clone(), inputs[0].clone()])
     }
 

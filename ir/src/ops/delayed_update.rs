@@ -8,7 +8,7 @@ use smallvec::smallvec;
 
 use crate::ops::{
     Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
-    floats, is_default, ndim, scalar,
+    floats, is_default, ndim, scalar, single,
 };
 use crate::quant::{AmaxAlgo, Delayed};
 use crate::types::{DType, TensorType};
@@ -37,6 +37,11 @@ impl OpDef for DelayedUpdate {
         scalar(inputs, 1)?;
         floats(inputs, 1)?;
         scalar(inputs, 2)?;
+        single(inputs, 0)?;
+        single(inputs, 2)?;
+        if !(-64..=64).contains(&self.margin) {
+            return Err(TypeError::Attribute { why: "a margin is at most 64" });
+        }
         if !self.to.is_fp8() {
             return Err(TypeError::Attribute { why: "codes are e4m3 or e5m2" });
         }

@@ -1,7 +1,7 @@
 //! Scales of whole tensors: current and delayed scaling.
 
 use ir::graph::{Def, Store};
-use ir::ops::{Amax, DelayedScale, DelayedUpdate, QuantScale};
+use ir::ops::{Amax, DelayedScale, DelayedUpdate, Number, QuantScale};
 use ir::placement::Sharding;
 use ir::quant::{QuantSpec, Scaling};
 use ir::{BuildError, DType, Section, TensorType, Value};
@@ -36,8 +36,11 @@ impl Walk<'_> {
         amax: Value,
         spec: QuantSpec,
     ) -> Result<[Value; 2], BuildError> {
-        let Scaling::Current { pow2, epsilon } = spec.scaling else {
-            unreachable!("only a current scale is that of an amax")
+        let (pow2, epsilon) = match spec.scaling {
+            Scaling::Current { pow2, epsilon } => (pow2, epsilon),
+            // Of a frozen weight: its history would be that of one amax, and it needs no margin.
+            Scaling::Delayed { .. } => (false, Number::default()),
+            _ => unreachable!("other scalings are no scale of a tensor"),
         };
         let op = QuantScale { to: fp8(spec.format), pow2, epsilon };
         let names = [format!("{name}.scale"), format!("{name}.scale_inv")];

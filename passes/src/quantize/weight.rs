@@ -49,7 +49,8 @@ impl Walk<'_> {
             let name = graph.values[data.value].name.clone();
             let scale_inv = self.scalar(&format!("{name}.scale_inv"), DType::F32);
             let delayed = match spec.scaling {
-                Scaling::Delayed { history, .. } => {
+                // What is not trained has no history.
+                Scaling::Delayed { history, .. } if data.trainable => {
                     let [history, scale] = self.delayed_states(&name, history);
                     let master = self.builder.graph.ty(data.value).dtype;
                     Some([history, scale, self.scalar(&format!("{name}.amax"), master)])

@@ -1,6 +1,6 @@
 //! `Float8CurrentScaling`: one scale per tensor, from its own amax.
 //!
-//! A tensor is read twice, once for the amax and once for the codes; no state is kept.
+//! The amax comes before the codes, so a tensor is read again for them; no state is kept.
 
 use super::{Fp8Format, QuantSpec, RecipeDef, RecipeError, Role, Scaling, require};
 use crate::ops::Number;

@@ -52,7 +52,14 @@ impl RecipeDef for Custom {
             let ok = !both(|it| matches!(it.scaling, Scaling::Block { rows: 128, .. }));
             require(ok, &format!("{of}.scaling.rows"), 128, &expected)?;
         }
-        Ok(())
+        // The transform cancels in wgrad only if both operands have it.
+        let hadamard = |role| match self.spec(role).map(|it| it.scaling) {
+            Some(Scaling::NvFp4 { hadamard, .. }) => hadamard,
+            _ => false,
+        };
+        let [input, weight, grad] = Role::ALL.map(hadamard);
+        let expected = "the same for input and grad, and false for weight: it cancels in wgrad only";
+        require(input == grad && !weight, "input.scaling.hadamard", input, expected)
     }
 }
 
@@ -89,6 +96,13 @@ fn check(operand: &str, spec: QuantSpec) -> Result<(), RecipeError> {
             require([1, 128].contains(&rows), &at("scaling.rows"), rows, "1 or 128")?;
             require(columns == 128, &at("scaling.columns"), columns, "128")
         }
-        Scaling::Mx { .. } | Scaling::NvFp4 { .. } => Ok(()),
+        Scaling::Mx { .. } => Ok(()),
+        Scaling::NvFp4 { two_dimensional, hadamard, stochastic } => {
+            let expected = "false with blocks of 16x16, whose columns are not rounded again";
+            require(!(two_dimensional && hadamard), &at("scaling.hadamard"), hadamard, expected)?;
+            let weight = operand == field(Role::Weight);
+            let expected = "false: a weight is rounded outside of a micro-batch, which has the seed";
+            require(!(weight && stochastic), &at("scaling.stochastic"), stochastic, expected)
+        }
     }
 }

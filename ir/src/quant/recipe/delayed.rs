@@ -1,7 +1,6 @@
 //! `DelayedScaling`: one scale per tensor, from the amaxes of earlier micro-batches.
 //!
-//! Codes and amax are made in one read of the tensor, but the scale is one behind: what grows suddenly
-//! saturates. Histories and scales are state of the plan.
+//! The scale does not wait for the amax, but is one behind: what grows suddenly saturates. Histories and scales are state of the plan.
 
 use super::{Fp8Format, QuantSpec, RecipeDef, RecipeError, Role, Scaling, require};
 use crate::quant::AmaxAlgo;
