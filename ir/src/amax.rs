@@ -78,7 +78,7 @@ impl ScalingKind {
 /// Why an amax group is what it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Reason {
-    /// A weight: all axes that shard it and that its `weight_mesh` does not leave out.
+    /// A weight: all axes that shard it, but for those over which its `weight_mesh` lets the scale vary.
     Sharded,
     /// An activation or a gradient that is put together; each axis of the group is in one of the three.
     Gathered {

@@ -101,12 +101,12 @@ impl OperandView {
             GroupView { axes: names(operand.group), ranks: plan.mesh.set_size(operand.group) };
         let reason = match operand.reason {
             Reason::Sharded if operand.varies.is_empty() => {
-                format!("sharded over {}, within weight_mesh", names(operand.group))
+                format!("sharded over {}, and one weight", names(operand.group))
             }
             Reason::Sharded => format!(
-                "sharded over {}, {} of them within weight_mesh",
+                "sharded over {}, of which weight_mesh leaves out {}",
                 names(operand.group.union(operand.varies)),
-                names(operand.group)
+                names(operand.varies)
             ),
             Reason::Gathered { codes, before, uneven } => {
                 let quantized = match operand.scaling {
