@@ -3,10 +3,9 @@
 //! One walk in program order. At each node the candidates are the ways to shard the op's factors that
 //! its operands, its pinned results and its primal suggest; the cheapest wins, counting what must be
 //! moved, what a partial result will cost later, and the work that one rank does. A value that was
-//! moved is kept as a copy, so that a second reader (or its gradient) moves nothing; so does one that reads
-//! its transpose. Weights and data
-//! stay where the user put them: moving one costs `PLACED_PENALTY` times as much. All moves are
-//! reported in [`Graph::moves`].
+//! moved is kept as a copy, so that a second reader (or its gradient) moves nothing; nor does one that reads
+//! its transpose. Weights and data stay where the user put them: moving one costs `PLACED_PENALTY` times
+//! as much. All moves are reported in [`Graph::moves`].
 //!
 //! Values that start the program without a sharding (inputs of a model that annotates only some
 //! values) get one first, from a walk against program order; accumulators follow what they sum.
@@ -425,7 +424,7 @@ impl Walk<'_> {
             return copy;
         }
         if let Some((copy, op)) = self.transpose(value, &needed) {
-            return self.transposed(node, value, copy, op);
+            return self.transposed(node, value, copy, op, needed);
         }
         let (source, seconds) = self.cheapest(value, &needed).expect("the choice was costed");
         let reader = graph.nodes[node].results[0];
@@ -467,16 +466,18 @@ impl Walk<'_> {
         Some((copy, op.clone()))
     }
 
-    /// The transpose of `copy`, where and when `node` runs.
-    fn transposed(&mut self, node: Node, value: Value, copy: Value, op: Transpose) -> Value {
+    /// `value` laid out as `sharding`, the transpose of `copy`, where and when `node` runs.
+    fn transposed(
+        &mut self,
+        node: Node,
+        value: Value,
+        copy: Value,
+        op: Transpose,
+        sharding: Sharding,
+    ) -> Value {
         let graph = &*self.builder.graph;
         let (section, scope) = (graph.nodes[node].section, graph.nodes[node].scope);
         let (name, ty) = (format!("{}.full", graph.values[value].name), graph.ty(value).clone());
-        let from = graph.sharding(copy);
-        let sharding =
-            op.perm.iter().enumerate().fold(Sharding::replicated(ty.ndim()), |res, (dim, &it)| {
-                res.with_dim(dim, from.dims[it].clone())
-            });
         let name = self.builder.unique(&name);
         let graph = &mut *self.builder.graph;
         let (op, inputs, results) = (op.into(), [copy], [(name, ty)]);

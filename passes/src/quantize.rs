@@ -434,10 +434,8 @@ fn quantize(spec: QuantSpec) -> ops::Quantize {
     ops::Quantize { to: fp8(spec.format), copies: Copies::Rows, pieces: Vec::new() }
 }
 
-/// The element type of codes of a format.
+/// The element type of codes of a format, which is one of FP8.
 fn fp8(format: Format) -> DType {
-    match format {
-        Format::E5M2 => DType::E5M2,
-        Format::E4M3 | Format::E2M1 | Format::E8M0 => DType::E4M3,
-    }
+    let of = |it: &&DType| it.fp8() == Some(format);
+    *DType::ALL.iter().find(of).expect("only FP8 codes are multiplied")
 }

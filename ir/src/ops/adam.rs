@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ops::adamw::{AdamStep, adam_factors, adam_sample, infer_adam};
+use crate::ops::adamw::{AdamStep, adam_factors, adam_samples, infer_adam};
 use crate::ops::{
     Amaxes, Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, View, ViewMut, is_default,
 };
@@ -73,24 +73,13 @@ impl OpDef for Adam {
     }
 
     fn samples() -> Vec<Sample> {
-        let op = Adam {
+        adam_samples(|compute, amax| Adam {
             beta1: 0.9.into(),
             beta2: 0.95.into(),
             eps: 1e-8.into(),
             weight_decay: 0.1.into(),
-            compute: None,
-            amax: Amaxes::default(),
-        };
-        let compute = Adam { compute: Some(DType::Bf16), ..op.clone() };
-        let amaxes = |pieces| Amaxes { of: vec![0], pieces };
-        let amax = Adam { amax: amaxes(vec![]), ..compute.clone() };
-        let pieces = Adam { amax: amaxes(vec![(0, 2), (1, 3)]), ..op.clone() };
-        vec![
-            adam_sample(op.clone(), &[4, 6]),
-            adam_sample(op, &[5]),
-            adam_sample(compute, &[4, 6]),
-            adam_sample(amax, &[4, 6]),
-            adam_sample(pieces, &[4, 6]),
-        ]
+            compute,
+            amax,
+        })
     }
 }

@@ -150,30 +150,31 @@ impl OpDef for AdamW {
     }
 
     fn samples() -> Vec<Sample> {
-        let op = AdamW {
+        adam_samples(|compute, amax| AdamW {
             beta1: 0.9.into(),
             beta2: 0.95.into(),
             eps: 1e-8.into(),
             weight_decay: 0.1.into(),
-            compute: None,
-            amax: Amaxes::default(),
-        };
-        let compute = AdamW { compute: Some(DType::Bf16), ..op.clone() };
-        let amaxes = |pieces| Amaxes { of: vec![0], pieces };
-        let amax = AdamW { amax: amaxes(vec![]), ..compute.clone() };
-        let pieces = AdamW { amax: amaxes(vec![(0, 2), (1, 3)]), ..op.clone() };
-        vec![
-            adam_sample(op.clone(), &[4, 6]),
-            adam_sample(op, &[5]),
-            adam_sample(compute, &[4, 6]),
-            adam_sample(amax, &[4, 6]),
-            adam_sample(pieces, &[4, 6]),
-        ]
+            compute,
+            amax,
+        })
     }
 }
 
-/// A sample of one of the Adams.
-pub(crate) fn adam_sample(op: impl OpDef, shape: &[u64]) -> Sample {
+/// Samples of one of the Adams, which `op` makes of the type for computing and the amaxes.
+pub(crate) fn adam_samples<O: OpDef>(op: impl Fn(Option<DType>, Amaxes) -> O) -> Vec<Sample> {
+    let amaxes = |pieces| Amaxes { of: vec![0], pieces };
+    let bf16 = Some(DType::Bf16);
+    vec![
+        adam_sample(op(None, Amaxes::default()), &[4, 6]),
+        adam_sample(op(None, Amaxes::default()), &[5]),
+        adam_sample(op(bf16, Amaxes::default()), &[4, 6]),
+        adam_sample(op(bf16, amaxes(vec![])), &[4, 6]),
+        adam_sample(op(None, amaxes(vec![(0, 2), (1, 3)])), &[4, 6]),
+    ]
+}
+
+fn adam_sample(op: impl OpDef, shape: &[u64]) -> Sample {
     (4..7).fold(
         Sample::floats(op, &[shape, shape, shape, shape, &[], &[], &[]]).fill(2, Values::Positive),
         |sample, i| sample.fill(i, Values::Positive),

@@ -111,36 +111,31 @@ impl Amaxes {
     }
 }
 
+/// The amaxes of an op, borrowed as asked: of those whose kernels take some.
+macro_rules! amaxes {
+    ($op:expr, $($borrow:tt)+) => {
+        match $op {
+            Op::AdamW(it) => Some($($borrow)+ it.amax),
+            Op::Adam(it) => Some($($borrow)+ it.amax),
+            Op::Glu(it) => Some($($borrow)+ it.amax),
+            Op::GluGrad(it) => Some($($borrow)+ it.amax),
+            Op::LayerNorm(it) => Some($($borrow)+ it.amax),
+            Op::LayerNormGrad(it) => Some($($borrow)+ it.amax),
+            Op::RmsNorm(it) => Some($($borrow)+ it.amax),
+            Op::RmsNormGrad(it) => Some($($borrow)+ it.amax),
+            _ => None,
+        }
+    };
+}
+
 impl Op {
     /// The amaxes that it gives of its results; `None` if it cannot give any.
     pub fn amaxes(&self) -> Option<&Amaxes> {
-        match self {
-            Op::AdamW(it) => Some(&it.amax),
-            Op::Adam(it) => Some(&it.amax),
-            Op::Glu(it) => Some(&it.amax),
-            Op::GluGrad(it) => Some(&it.amax),
-            Op::LayerNorm(it) => Some(&it.amax),
-            Op::LayerNormGrad(it) => Some(&it.amax),
-            Op::RmsNorm(it) => Some(&it.amax),
-            Op::RmsNormGrad(it) => Some(&it.amax),
-            // No kernel of the others takes one.
-            _ => None,
-        }
+        amaxes!(self, &)
     }
 
     /// The same, to add some.
     pub fn amaxes_mut(&mut self) -> Option<&mut Amaxes> {
-        match self {
-            Op::AdamW(it) => Some(&mut it.amax),
-            Op::Adam(it) => Some(&mut it.amax),
-            Op::Glu(it) => Some(&mut it.amax),
-            Op::GluGrad(it) => Some(&mut it.amax),
-            Op::LayerNorm(it) => Some(&mut it.amax),
-            Op::LayerNormGrad(it) => Some(&mut it.amax),
-            Op::RmsNorm(it) => Some(&mut it.amax),
-            Op::RmsNormGrad(it) => Some(&mut it.amax),
-            // No kernel of the others takes one.
-            _ => None,
-        }
+        amaxes!(self, &mut)
     }
 }

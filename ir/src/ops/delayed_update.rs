@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
-    floats, is_default, ndim, scalar, single,
+    Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity, floats,
+    is_default, ndim, scalar, single,
 };
 use crate::quant::{AmaxAlgo, Delayed};
 use crate::types::{DType, TensorType};

@@ -167,8 +167,7 @@ impl OpDef for Matmul {
 
     fn flops(&self, inputs: &[&[u64]], _results: &[&[u64]]) -> u64 {
         let shape = |it: &[u64]| -> Vec<usize> { it.iter().map(|&it| it as usize).collect() };
-        let gemm = self.gemm(&shape(inputs[0]), &shape(inputs[1]));
-        (2 * gemm.m as u64 * gemm.n as u64).saturating_mul(gemm.k as u64)
+        self.gemm(&shape(inputs[0]), &shape(inputs[1])).flops()
     }
 
     fn samples() -> Vec<Sample> {
@@ -212,6 +211,13 @@ pub struct Gemm {
     pub a_strides: [usize; 2],
     /// Strides of the second operand along `k` and `n`, in elements.
     pub b_strides: [usize; 2],
+}
+
+impl Gemm {
+    /// Floating point operations; a multiply-add counts two.
+    pub fn flops(&self) -> u64 {
+        (2 * self.m as u64 * self.n as u64).saturating_mul(self.k as u64)
+    }
 }
 
 impl Matmul {

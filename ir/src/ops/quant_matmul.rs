@@ -19,6 +19,7 @@ use crate::ops::{
     Factors, Gemm, LocalCx, OpDef, Real, Sample, Shape, TypeError, Types, Values, View, ViewMut,
     arity, is_default, ndim_at_least, pieces, same_shape, same_size,
 };
+use crate::quant::blocks::FP8_BLOCK as BLOCK;
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: `a`, `b`, the inverse scale of each (f32), then `c` of the result's
@@ -61,9 +62,6 @@ impl Default for Granule {
     }
 }
 
-/// Numbers along a dim of a block.
-const BLOCK: u64 = 128;
-
 impl Granule {
     /// Dims in pieces.
     fn pieces(&self) -> &[usize] {
@@ -74,7 +72,12 @@ impl Granule {
     }
 
     /// The shape of the scales of `x`, whose last `contracted` dims are contracted; `given` are the pieces.
-    fn scale_shape(&self, x: &TensorType, contracted: usize, given: &Shape) -> Result<Shape, TypeError> {
+    fn scale_shape(
+        &self,
+        x: &TensorType,
+        contracted: usize,
+        given: &Shape,
+    ) -> Result<Shape, TypeError> {
         let over = |size: u64| match size % BLOCK {
             0 => Ok(size / BLOCK),
             _ => Err(TypeError::Multiple { what: "a dim in blocks", size, of: BLOCK }),
@@ -120,7 +123,8 @@ impl Granule {
             }
             Granule::Block => {
                 let splits = self.splits(names, contracted);
-                let part = |it: char| if splits.contains(it) { it.to_ascii_uppercase() } else { it };
+                let part =
+                    |it: char| if splits.contains(it) { it.to_ascii_uppercase() } else { it };
                 names.chars().map(part).collect()
             }
         };
@@ -141,7 +145,13 @@ impl Granule {
 
     /// Position in the scales for row `row` and segment `segment` of the contraction. `rows` and `segments`
     /// are their numbers.
-    fn position(&self, x: &[usize], scale: &[usize], (row, segment): (usize, usize), (rows, segments): (usize, usize)) -> usize {
+    fn position(
+        &self,
+        x: &[usize],
+        scale: &[usize],
+        (row, segment): (usize, usize),
+        (rows, segments): (usize, usize),
+    ) -> usize {
         match self {
             Granule::Row => segment * rows + row,
             Granule::Block => row / BLOCK as usize * segments + segment,
@@ -276,9 +286,10 @@ impl OpDef for QuantMatmul {
         // Either the number of pieces is known, from the scale, or the size of a block.
         let mut sizes: Vec<(char, u64)> = Vec::new();
         let mut whole = String::new();
-        for (granule, names, splits, scale) in
-            [(&self.a, &names[0], &splits[0], inputs[2]), (&self.b, &names[1], &splits[1], inputs[3])]
-        {
+        for (granule, names, splits, scale) in [
+            (&self.a, &names[0], &splits[0], inputs[2]),
+            (&self.b, &names[1], &splits[1], inputs[3]),
+        ] {
             match granule {
                 Granule::Tensor(dims) => sizes.extend(pieces::sizes(names, dims, &scale.shape)),
                 Granule::Row | Granule::Block => {
@@ -323,8 +334,7 @@ impl OpDef for QuantMatmul {
 
     fn flops(&self, inputs: &[&[u64]], _results: &[&[u64]]) -> u64 {
         let shape = |it: &[u64]| -> Vec<usize> { it.iter().map(|&it| it as usize).collect() };
-        let gemm = self.gemm(&shape(inputs[0]), &shape(inputs[1]));
-        (2 * gemm.m as u64 * gemm.n as u64).saturating_mul(gemm.k as u64)
+        self.gemm(&shape(inputs[0]), &shape(inputs[1])).flops()
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
@@ -347,9 +357,18 @@ impl OpDef for QuantMatmul {
             sample(added, &[&[4, 2, 6], &[8, 2, 6], &[], &[], &[4, 8]]),
             sample(op(tensor(&[0, 2]), tensor(&[0])), &[&[4, 2, 8], &[4, 8], &[2, 2], &[4]]),
             sample(op(tensor(&[1]), tensor(&[1])), &[&[4, 2, 8], &[4, 2, 8], &[2], &[2]]),
-            sample(op(Granule::Row, Granule::Block), &[&[2, 3, 256], &[256, 256], &[2, 2, 3], &[2, 2]]),
-            sample(op(Granule::Block, Granule::Row), &[&[2, 128, 256], &[4, 256], &[2, 1, 2], &[2, 4]]),
-            sample(op(Granule::Row, Granule::Row), &[&[4, 2, 128], &[2, 2, 128], &[2, 1, 4], &[2, 1, 2]]),
+            sample(
+                op(Granule::Row, Granule::Block),
+                &[&[2, 3, 256], &[256, 256], &[2, 2, 3], &[2, 2]],
+            ),
+            sample(
+                op(Granule::Block, Granule::Row),
+                &[&[2, 128, 256], &[4, 256], &[2, 1, 2], &[2, 4]],
+            ),
+            sample(
+                op(Granule::Row, Granule::Row),
+                &[&[4, 2, 128], &[2, 2, 128], &[2, 1, 4], &[2, 1, 2]],
+            ),
         ]
     }
 }

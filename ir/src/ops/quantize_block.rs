@@ -20,7 +20,7 @@ use crate::ops::{
     floats, is_default, ndim_at_least, pieces,
 };
 use crate::quant::ScaleRule;
-use crate::quant::blocks::Blocks;
+use crate::quant::blocks::{Blocks, FP8_BLOCK as BLOCK};
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Results: codes and inverse scales (f32) of each copy asked for, rows first.
@@ -40,9 +40,6 @@ pub struct QuantizeBlock {
     #[serde(default, skip_serializing_if = "is_default")]
     pub copies: Copies,
 }
-
-/// Numbers along a side of a block.
-const BLOCK: u64 = 128;
 
 impl QuantizeBlock {
     /// Dimensions of `x` that are cut into blocks.
@@ -70,7 +67,11 @@ impl OpDef for QuantizeBlock {
         floats(inputs, 0)?;
         let x = inputs[0];
         if x.dtype != self.from {
-            return Err(TypeError::DType { operand: 0, found: x.dtype, expected: "that of `from`" });
+            return Err(TypeError::DType {
+                operand: 0,
+                found: x.dtype,
+                expected: "that of `from`",
+            });
         }
         if !self.to.is_fp8() {
             return Err(TypeError::Attribute { why: "codes are e4m3 or e5m2" });

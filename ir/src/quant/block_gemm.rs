@@ -4,7 +4,7 @@
 //! block and cannot wait for the end. Source: `tests/pytorch/references/blockwise_fp8_gemm_reference.py`
 //! of TransformerEngine 2.20, which agrees with cuBLAS.
 
-use crate::quant::blocks::Blocks;
+use crate::quant::blocks::{Blocks, FP8_BLOCK};
 
 /// A matrix whose columns are contracted, in blocks of 1 x 128 or 128 x 128.
 #[derive(Debug, Clone, Copy)]
@@ -18,7 +18,7 @@ pub struct Operand<'a> {
 }
 
 /// Columns of a block.
-const DEPTH: usize = 128;
+const DEPTH: usize = FP8_BLOCK as usize;
 
 /// `a bᵀ`, of `[m, k]` and `[n, k]`; at most one has square blocks. The sum over a block of `K`, which
 /// hardware adds in an order of its own, is taken in f64 and rounded to f32.

@@ -14,6 +14,9 @@
 use crate::quant::scale::amax;
 use crate::quant::{Format, scale};
 
+/// Numbers along a side of an FP8 block.
+pub const FP8_BLOCK: u64 = 128;
+
 /// A row-major matrix of `rows` x `cols` and the size of its blocks, neither of which is zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Blocks {

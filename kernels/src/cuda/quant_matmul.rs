@@ -6,6 +6,7 @@
 //! ```
 
 use ir::ops::{Gemm, Granule, QuantMatmul};
+use ir::quant::blocks::FP8_BLOCK as SIDE;
 use ir::{DType, Op};
 
 use crate::cuda::launch::{
@@ -18,8 +19,6 @@ use crate::cuda::{
     ScaleOf, Scales, Unsupported, Work,
 };
 
-/// Numbers along a dim of a block.
-const SIDE: u64 = 128;
 /// Rows of cuBLASLt's operands are multiples of so many codes.
 const ALIGNMENT: usize = 16;
 /// Rows of cuBLASLt's scales are multiples of so many numbers.
@@ -145,15 +144,9 @@ fn widened([to, from]: [Pointer; 2], rows: u64, row: u64, pitch: u64) -> Work {
 
 fn own(op: &QuantMatmul, call: &OpCall<'_>, gemm: &Gemm) -> Program {
     let Gemm { m, n, k, .. } = *gemm;
-    let first = call.args[0].shape.len() + 1 - call.args[1].shape.len();
-    let segments = |granule: &Granule, scale: &Operand, first: usize| match granule {
-        Granule::Row | Granule::Block => k as u64 / SIDE,
-        Granule::Tensor(dims) => {
-            dims.iter().position(|&it| it == first).map_or(1, |it| scale.shape[it] as u64)
-        }
-    };
+    let shapes: Vec<&[usize]> = call.args.iter().map(|it| it.shape.as_slice()).collect();
+    let n_segments = op.segments(&shapes) as u64;
     let (a_scale, b_scale) = (&call.args[2], &call.args[3]);
-    let n_segments = segments(&op.a, a_scale, first).max(segments(&op.b, b_scale, 1));
     let a_dims = places(&op.a, &call.args[0], a_scale, [m, k]);
     let b_dims = places(&op.b, &call.args[1], b_scale, [n, k]);
     let dtype = |operand: usize| call.args[operand].dtype;

@@ -19,6 +19,7 @@
 use ir::graph::{Def, Store};
 use ir::ops::{Along, Copies, Granule, QuantizeBlock, Reshard};
 use ir::placement::Sharding;
+use ir::quant::blocks::FP8_BLOCK;
 use ir::quant::{QuantSpec, Scaling};
 use ir::{BuildError, DType, Graph, Node, Section, TensorType, Value};
 use smallvec::SmallVec;
@@ -153,7 +154,7 @@ impl Walk<'_> {
     fn block_scales(&mut self, master: Value) -> Value {
         let graph = &*self.builder.graph;
         let name = format!("{}.scale_inv", graph.values[master].name);
-        let shape = graph.ty(master).shape.iter().map(|it| it / 128).collect();
+        let shape = graph.ty(master).shape.iter().map(|it| it / FP8_BLOCK).collect();
         let storage = self.over_blocks(master);
         let state = self.builder.leaf(&name, TensorType { dtype: DType::F32, shape }, Def::State);
         if let Some(storage) = storage {
@@ -169,7 +170,7 @@ impl Walk<'_> {
         let sharding = data.sharding.as_ref()?;
         let dims = sharding.dims.iter().zip(&data.ty.shape).enumerate();
         Some(dims.fold(Sharding::replicated(data.ty.ndim()), |res, (dim, (layout, size))| {
-            let parts = layout.split(&[size / 128, 128], &graph.mesh);
+            let parts = layout.split(&[size / FP8_BLOCK, FP8_BLOCK], &graph.mesh);
             res.with_dim(dim, parts.expect("no cut splits a block")[0].clone())
         }))
     }

@@ -11,7 +11,7 @@
 //! in before the next is quantized. All that `Prepare` makes follows from states, so it may run again.
 
 use ir::graph::{Def, Store};
-use ir::ops::{Amax, DelayedScale};
+use ir::ops::{Amax, DelayedScale, Granule};
 use ir::placement::Sharding;
 use ir::quant::{QuantSpec, Scaling};
 use ir::{BuildError, DType, Op, Section, TensorType, Value};
@@ -19,8 +19,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::tensor::delayed;
-use super::{Codes, Copy, Walk, quantize};
-use ir::ops::Granule;
+use super::{Codes, Copy, Walk, fp8, quantize};
 
 /// A weight that is stored as codes.
 #[derive(Debug, Clone)]
@@ -43,7 +42,7 @@ impl Walk<'_> {
                 computed.insert(self.store_blocks(param, spec));
                 continue;
             }
-            computed.insert(self.compute_state(param, super::fp8(spec.format)));
+            computed.insert(self.compute_state(param, fp8(spec.format)));
             let graph = &*self.builder.graph;
             let data = graph.params[param].clone();
             let name = graph.values[data.value].name.clone();
