@@ -251,12 +251,24 @@ pub struct ScopeData {
     pub unit: u32,
     /// Which activations of this module are recomputed in the backward pass.
     pub checkpoint: Checkpoint,
-    /// Whether the unit's weights are gathered again for the backward pass.
-    pub reshard_after_forward: bool,
+    /// What becomes of the unit's gathered weights after the forward pass.
+    pub after_forward: AfterForward,
     /// Axes over which its weights' scales must agree, as declared; else see [`Graph::weight_mesh`].
     pub weight_mesh: Option<AxisSet>,
     /// How its GEMMs are quantized.
     pub recipe: Recipe,
+}
+
+/// What becomes of gathered weights between the forward and the backward pass.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum AfterForward {
+    /// They stay.
+    #[default]
+    Keep,
+    /// They are dropped, and gathered again from where they are stored.
+    Drop,
+    /// A piece of them stays with each rank, cut over these axes, over which they are gathered again.
+    KeepPiece(AxisSet),
 }
 
 /// Activation checkpointing policy of a unit.

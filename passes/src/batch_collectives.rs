@@ -94,10 +94,10 @@ impl Batches {
             }
             let (input, result) = (data.inputs[0], data.results[0]);
             let unit = graph.scopes[data.scope].unit;
-            let leaf = !matches!(graph.values[input].def, Def::Result { .. });
+            let weight = is_weight(graph, input);
             let once = matches!(data.section, Section::Prepare | Section::Update);
             let end = gradients[result] || histories[result] || once;
-            let reason = if leaf && op.kind == CollectiveKind::AllGather {
+            let reason = if weight && op.kind == CollectiveKind::AllGather {
                 Reason::Gather { unit }
             } else if end && local_bytes(graph, input) < SMALL_BYTES && !scatters(op.kind) {
                 Reason::End
@@ -125,6 +125,21 @@ impl Batches {
         }
         res
     }
+}
+
+/// Whether it is there from the start, or the piece that is kept of what was gathered.
+fn is_weight(graph: &Graph, value: Value) -> bool {
+    let Some(node) = graph.producer(value) else { return true };
+    let data = &graph.nodes[node];
+    let slice = matches!(&data.op, Op::Collective(it) if it.kind == CollectiveKind::Slice);
+    let gathered = |it: Value| {
+        let node = graph.producer(it).map(|it| &graph.nodes[it]);
+        node.is_some_and(|it| {
+            matches!(&it.op, Op::Collective(op) if op.kind == CollectiveKind::AllGather)
+                && it.inputs.iter().all(|&it| is_weight(graph, it))
+        })
+    };
+    slice && data.inputs.iter().all(|&it| gathered(it))
 }
 
 /// Amaxes that a history takes in.

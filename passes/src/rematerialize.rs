@@ -1,6 +1,6 @@
 //! `rematerialize`: computes again in the backward pass what is too large to keep until then.
 //!
-//! Two policies, one mechanism. Gathered weights of a unit with `reshard_after_forward` are gathered
+//! Two policies, one mechanism. Gathered weights of a unit that drops them are gathered
 //! again, but for those of the last unit, with which the backward pass starts. Activations of a
 //! checkpointed unit are computed again from what entered it, or from what is kept of it, by clones of
 //! the very nodes that made them, collectives and their axes included. A clone is placed in front of
@@ -11,10 +11,19 @@
 //! backward:  %dx = matmul %dy, %w.full            backward:  %w.full.again = all_gather(dp) %w
 //!                                                            %dx = matmul %dy, %w.full.again
 //! ```
+//!
+//! A unit that reshards to a group keeps a piece of what it gathered, and gathers those of its neighbours:
+//!
+//! ```text
+//! forward:   %w.full = all_gather(dp_out, dp_in) %w : [_, _]
+//!            %w.full.kept = slice(dp_in) %w.full : [dp_in, _]
+//! backward:  %w.full.again = all_gather(dp_in) %w.full.kept : [_, _]
+//! ```
 
 use cranelift_entity::SecondaryMap;
-use ir::graph::{Checkpoint, Def, Name, NewNode};
-use ir::ops::OpKind;
+use ir::graph::{AfterForward, Checkpoint, Def, Name, NewNode};
+use ir::ops::{Collective, CollectiveKind, OpKind};
+use ir::placement::{AxisSet, Digit, DimLayout, Sharding};
 use ir::{Builder, Graph, Node, Op, Phase, Section, TensorType, Value};
 use smallvec::SmallVec;
 
@@ -35,7 +44,12 @@ impl Pass<Graph> for Rematerialize {
     fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
         let again = again(graph);
         let order = std::mem::take(&mut graph.order);
-        let mut clones = Clones { builder: Builder::new(graph), again, of: SecondaryMap::new() };
+        let mut clones = Clones {
+            builder: Builder::new(graph),
+            again,
+            kept: SecondaryMap::new(),
+            of: SecondaryMap::new(),
+        };
         for node in order {
             if clones.builder.graph.nodes[node].section == Section::Backward {
                 for i in 0..clones.builder.graph.nodes[node].inputs.len() {
@@ -44,6 +58,9 @@ impl Pass<Graph> for Rematerialize {
                 }
             }
             clones.builder.graph.order.push(node);
+            if clones.again[node] {
+                clones.keep(node);
+            }
         }
         Ok(())
     }
@@ -71,7 +88,7 @@ fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
         res[node] = if gather {
             data.results.iter().for_each(|&it| gathered[it] = true);
             gathers.push(node);
-            scope.reshard_after_forward
+            scope.after_forward != AfterForward::Keep
         } else {
             match &scope.checkpoint {
                 Checkpoint::None => false,
@@ -110,9 +127,19 @@ fn name(op: &Op) -> &'static str {
     }
 }
 
+/// `full`, cut over the axes of `group` in the dimension that they cut in `stored`.
+fn within(stored: &Sharding, full: &Sharding, group: AxisSet) -> Option<Sharding> {
+    let dim = stored.dims.iter().position(|it| group.is_subset(it.axis_set()))?;
+    let minor = stored.dims[dim].axes().filter(|&it| group.contains(it)).map(Digit::Axis);
+    let digits = full.dims[dim].digits().iter().copied().chain(minor);
+    Some(full.with_dim(dim, DimLayout::new(digits)))
+}
+
 struct Clones<'a> {
     builder: Builder<'a>,
     again: SecondaryMap<Node, bool>,
+    /// The piece that is kept of what is gathered again from a group.
+    kept: SecondaryMap<Value, Option<Value>>,
     /// The clone of each value, once made.
     of: SecondaryMap<Value, Option<Value>>,
 }
@@ -128,8 +155,10 @@ impl Clones<'_> {
                 continue;
             };
             let open: SmallVec<[Value; 4]> = {
-                let inputs = self.builder.graph.nodes[node].inputs.iter();
-                inputs.copied().filter(|&it| self.cloned(it).is_some()).collect()
+                let data = &self.builder.graph.nodes[node];
+                let from_kept = data.results.iter().any(|&it| self.kept[it].is_some());
+                let inputs = if from_kept { &[] } else { &data.inputs[..] };
+                inputs.iter().copied().filter(|&it| self.cloned(it).is_some()).collect()
             };
             if open.is_empty() {
                 self.clone_node(node);
@@ -147,10 +176,49 @@ impl Clones<'_> {
         (self.again[node] && self.of[value].is_none()).then_some(node)
     }
 
+    /// Cuts a piece of what `node` gathers for this rank to keep, if its unit reshards to a group that the
+    /// gather spans.
+    fn keep(&mut self, node: Node) {
+        let Builder { graph, .. } = &mut self.builder;
+        let data = graph.nodes[node].clone();
+        let (Op::Collective(op), AfterForward::KeepPiece(group)) =
+            (&data.op, graph.scopes[data.scope].after_forward)
+        else {
+            return;
+        };
+        let (&[input], &[full]) = (&data.inputs[..], &data.results[..]) else { return };
+        if op.kind != CollectiveKind::AllGather || !group.is_subset(op.axes) {
+            return;
+        }
+        let Some(sharding) = within(graph.sharding(input), graph.sharding(full), group) else {
+            return;
+        };
+        let kept = format!("{}.kept", graph.values[full].name);
+        let kept = (self.builder.unique(&kept), self.builder.graph.ty(full).clone());
+        let slice = Collective { kind: CollectiveKind::Slice, axes: group };
+        let new = NewNode {
+            op: slice.into(),
+            inputs: &[full],
+            results: &[kept],
+            section: data.section,
+            scope: data.scope,
+        };
+        let new = self.builder.graph.add_node(new);
+        let kept = self.builder.graph.nodes[new].results[0];
+        self.builder.graph.values[kept].sharding = Some(sharding);
+        self.builder.graph.order.push(new);
+        self.kept[full] = Some(kept);
+    }
+
     fn clone_node(&mut self, node: Node) {
-        let data = self.builder.graph.nodes[node].clone();
-        let inputs: SmallVec<[Value; 4]> =
+        let mut data = self.builder.graph.nodes[node].clone();
+        let mut inputs: SmallVec<[Value; 4]> =
             data.inputs.iter().map(|&it| self.of[it].unwrap_or(it)).collect();
+        let group = self.builder.graph.scopes[data.scope].after_forward;
+        if let (Some(kept), AfterForward::KeepPiece(axes)) = (self.kept[data.results[0]], group) {
+            data.op = Collective { kind: CollectiveKind::AllGather, axes }.into();
+            inputs = SmallVec::from_slice(&[kept]);
+        }
         let mut results: SmallVec<[(Name, TensorType); 2]> = SmallVec::new();
         for &result in &data.results {
             let name = format!("{}.again", self.builder.graph.values[result].name);

@@ -32,7 +32,9 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 use ir::ops::CollectiveKind;
-use ir::plan::{Buffer, Clocks, Comm, Event, Instruction, Plan, PlanSection, Stream, StreamKind};
+use ir::plan::{
+    Buffer, Clocks, Comm, Event, Instruction, Part, Plan, PlanSection, Stream, StreamKind,
+};
 use ir::{Op, Phase};
 use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
@@ -216,12 +218,12 @@ impl ScheduleOverlap {
             let operands = before.map(|it| keys[it.index()].0).max();
             let first_use = first_use(dependencies, node).unwrap_or(index as u32);
             let wish = match operands {
-                None if *kind == CollectiveKind::AllGather => {
+                _ if let Some(units) = gathers.units[index] => {
                     let ahead = match gathers.again[index] {
                         true => self.prefetch_backward,
                         false => self.prefetch_forward,
                     };
-                    let wish = gathers.point(comm, first_use, ahead).max(chain.last_gather);
+                    let wish = gathers.point(units, first_use, ahead).max(chain.last_gather);
                     chain.last_gather = wish;
                     (wish.0, wish.1, index as u32)
                 }
@@ -290,9 +292,11 @@ fn is_light(instruction: &Instruction) -> bool {
     }
 }
 
-/// Gathers of what is there from the start.
+/// Gathers of what is there from the start, and of pieces that are kept of what they gave.
 #[derive(Debug, Default)]
 struct Gathers {
+    /// By instruction: the communicator whose units tell when it is needed.
+    units: Vec<Option<Comm>>,
     /// By instruction: it gathers what was gathered before.
     again: Vec<bool>,
     /// Where, in program order, units start that read what is gathered on a communicator: at the first
@@ -304,13 +308,25 @@ struct Gathers {
 
 impl Gathers {
     fn find(instructions: &[Instruction], dependencies: &Dependencies) -> Gathers {
-        let mut res = Gathers { again: vec![false; instructions.len()], ..Gathers::default() };
+        let n = instructions.len();
+        let mut res = Gathers { units: vec![None; n], again: vec![false; n], ..Gathers::default() };
+        // The communicator on which a kept piece was gathered.
+        let mut kept: SecondaryMap<Buffer, Option<Comm>> = SecondaryMap::new();
         let mut known: SecondaryMap<Buffer, bool> = SecondaryMap::new();
         // The communicator of what is in a buffer, and how often it was read.
         let mut held: SecondaryMap<Buffer, Option<(usize, u32)>> = SecondaryMap::new();
         let mut of_gather: Vec<(Comm, [Option<u32>; 2])> = Vec::new();
         let mut last = None;
         for (index, instruction) in instructions.iter().enumerate() {
+            if let Instruction::Collective { kind: CollectiveKind::Slice, parts, .. } = instruction
+            {
+                let of = |part: &Part| held[part.src].map(|it| of_gather[it.0].0);
+                parts.iter().for_each(|it| kept[it.dst] = of(it));
+                if parts.iter().all(|it| kept[it.dst].is_some()) {
+                    res.before.push(last);
+                    continue;
+                }
+            }
             for buffer in instruction.reads() {
                 let Some((gather, n_reads)) = &mut held[buffer] else { continue };
                 if let Some(start) = of_gather[*gather].1.get_mut(*n_reads as usize) {
@@ -326,8 +342,11 @@ impl Gathers {
                 (
                     Some(comm),
                     Instruction::Collective { kind: CollectiveKind::AllGather, parts, .. },
-                ) if is_leaf => {
-                    res.again[index] = parts.iter().any(|it| known[it.src]);
+                ) if is_leaf || parts.iter().all(|it| kept[it.src].is_some()) => {
+                    let comm = parts.iter().find_map(|it| kept[it.src]).unwrap_or(comm);
+                    res.units[index] = Some(comm);
+                    res.again[index] =
+                        parts.iter().any(|it| known[it.src] || kept[it.src].is_some());
                     for part in parts {
                         known[part.src] = true;
                         held[part.dst] = Some((of_gather.len(), 0));
@@ -480,6 +499,7 @@ mod tests {
   buffer %w2 : f32[8, 8] @ [dp, _] param
   buffer %x : f32[8, 8] @ [_, _] input
   buffer %w0.full : f32[8, 8] @ [_, _] temp
+  buffer %w0.kept : f32[8, 8] @ [tp, _] temp
   buffer %w1.full : f32[8, 8] @ [_, _] temp
   buffer %w2.full : f32[8, 8] @ [_, _] temp
   buffer %h0 : f32[8, 8] @ [_, _] temp
@@ -558,6 +578,38 @@ mod tests {
   s1: %w2.full = all_gather %w0 on c0
   s1: record e3
   s1: %g1.sum = reduce_scatter(sum) %g1 on c0
+  s0: %h1 = mul %h1, %w1.full
+  s0: wait e3
+  s0: %h2 = mul %h1, %w2.full
+";
+        check(ScheduleOverlap::default(), body, expect);
+    }
+
+    /// A piece that was kept is there long before, but what is gathered from it waits just so.
+    #[test]
+    fn what_is_gathered_again_from_a_group_waits_for_the_backward_pass() {
+        let body = "  s0: %w0.full = all_gather %w0 on c0
+  s0: %w0.kept = slice %w0.full on c1
+  s0: %h0 = mul %x, %w0.full
+  s0: %w1.full = all_gather %w1 on c0
+  s0: %h1 = mul %h0, %w1.full
+  s0: %h1 = mul %h1, %w1.full
+  s0: %w2.full = all_gather %w0.kept on c1
+  s0: %h2 = mul %h1, %w2.full
+";
+        let expect = "  s1: %w0.full = all_gather %w0 on c0
+  s1: record e0
+  s1: %w1.full = all_gather %w1 on c0
+  s1: record e1
+  s0: wait e0
+  s0: %w0.kept = slice %w0.full on c1
+  s0: %h0 = mul %x, %w0.full
+  s0: wait e1
+  s0: %h1 = mul %h0, %w1.full
+  s0: record e2
+  s2: wait e2
+  s2: %w2.full = all_gather %w0.kept on c1
+  s2: record e3
   s0: %h1 = mul %h1, %w1.full
   s0: wait e3
   s0: %h2 = mul %h1, %w2.full

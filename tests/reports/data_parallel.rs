@@ -47,6 +47,50 @@ fn hsdp_has_the_gradients_of_fsdp() {
     data("8").check_like(&data("1"));
 }
 
+/// Weights that are gathered again from a group of neighbours are the same bits, at any size of the group,
+/// inside an axis or over several, with dimensions that it does not divide.
+#[test]
+fn gathering_again_from_a_group_changes_no_bit() {
+    let field = "fsdp.reshard_after_forward";
+    let hsdp = "dp_replicate=2,dp_shard=4,tp=1";
+    let groups = [("8", "2"), ("8", "4"), ("4x2", "2"), ("2x4", "2"), (hsdp, "2"), ("6", "3")];
+    for recipe in ["Bf16", "Float8CurrentScaling()"] {
+        for (mesh, group) in groups {
+            let batch = if mesh == "6" { "Global(12)" } else { "Global(16)" };
+            let set = [("precision.compute", "bf16"), ("recipe", recipe), ("batch", batch)];
+            let expect = train(SMALL, mesh, &set, 2);
+            let set = [&set[..], &[(field, group)]].concat();
+            train(SMALL, mesh, &set, 2).check_same(&expect);
+        }
+    }
+}
+
+/// What a backward pass gathers again crosses only the minor axes.
+#[test]
+fn a_group_gathers_again_over_its_own_axes() {
+    let again = |group: &str| -> Vec<String> {
+        let set = [("fsdp.reshard_after_forward", group)];
+        let graph = after("rematerialize", SMALL, "8", &set);
+        let nodes = graph.order.iter().map(|&it| &graph.nodes[it]);
+        let gathers = nodes.filter_map(|it| match &it.op {
+            ir::Op::Collective(op) if op.kind == ir::ops::CollectiveKind::AllGather => {
+                let backward = it.section == ir::Section::Backward;
+                backward.then(|| graph.mesh.names(op.axes))
+            }
+            _ => None,
+        });
+        gathers.collect()
+    };
+    let n = again("true").len();
+    assert!(n > 5, "{n}");
+    assert_eq!(again("true"), vec!["dp"; n]);
+    assert_eq!(again("8"), vec!["dp"; n]);
+    assert_eq!(again("4"), vec!["dp_in"; n]);
+    assert_eq!(again("1"), [""; 0]);
+    let message = error(SMALL, "8", &[("fsdp.reshard_after_forward", "3")]);
+    assert!(message.contains("a divisor of the 8 coordinates of `dp`"), "{message}");
+}
+
 // C19, Megatron-LM#6660: with a group of one rank, gradients doubled every micro-batch.
 #[test]
 fn micro_batches_on_axes_of_size_1_are_one_large_batch() {

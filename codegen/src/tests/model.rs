@@ -1,6 +1,6 @@
 //! A stack of residual MLPs, FSDP and tensor parallel.
 
-use ir::graph::{Def, Init, Param, ScopeData, Store};
+use ir::graph::{AfterForward, Def, Init, Param, ScopeData, Store};
 use ir::ops::{
     Activation, ActivationKind, Add, Cast, CeLoss, CeMax, CeStats, Matmul, Reshard, RmsNorm,
 };
@@ -65,9 +65,8 @@ struct Model<'a> {
 
 impl Model<'_> {
     fn scope(&mut self, path: &str, unit: u32) {
-        let reshard_after_forward = true;
-        let data =
-            ScopeData { path: path.into(), unit, reshard_after_forward, ..ScopeData::default() };
+        let after_forward = AfterForward::Drop;
+        let data = ScopeData { path: path.into(), unit, after_forward, ..ScopeData::default() };
         self.builder.scope = self.builder.graph.scopes.push(data);
     }
 

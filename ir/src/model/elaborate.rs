@@ -15,7 +15,7 @@ use super::names::join;
 use super::range::{Fields, MAX_SIZE, too_large};
 use super::schema::{Batch, Model, Ordered, Units};
 use crate::build::BuildError;
-use crate::graph::{Checkpoint, Def, Scope, ScopeData, Training};
+use crate::graph::{AfterForward, Checkpoint, Def, Scope, ScopeData, Training};
 use crate::ops::{Cast, Op};
 use crate::placement::{DimLayout, Sharding};
 use crate::quant::Recipe;
@@ -48,7 +48,10 @@ pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
         ..Run::default()
     };
     let root = graph.scopes.keys().next().expect("a graph has a root scope");
-    graph.scopes[root].reshard_after_forward = model.fsdp.reshard_root;
+    graph.scopes[root].after_forward = match model.fsdp.reshard_root {
+        true => AfterForward::Drop,
+        false => AfterForward::Keep,
+    };
     graph.scopes[root].recipe = model.recipe.clone();
     let mut cx = Cx {
         model,
@@ -323,16 +326,16 @@ impl<'a> Cx<'a> {
     ) -> T {
         let outer = &self.builder.graph.scopes[self.builder.scope];
         let fsdp = &self.model.fsdp;
-        let (starts, reshard_after_forward) = match fsdp.units {
-            Units::EachLayer => (true, fsdp.reshard_after_forward),
-            Units::Layers(n) => (index.is_multiple_of(n), fsdp.reshard_after_forward),
-            Units::Model => (false, outer.reshard_after_forward),
+        let (starts, after_forward) = match fsdp.units {
+            Units::EachLayer => (true, self.layout.after_forward),
+            Units::Layers(n) => (index.is_multiple_of(n), self.layout.after_forward),
+            Units::Model => (false, outer.after_forward),
         };
         self.units += u32::from(starts);
         self.between = None;
         let unit = if let Units::Model = fsdp.units { outer.unit } else { self.units };
         let checkpoint = checkpoint.clone();
-        let data = ScopeData { unit, checkpoint, reshard_after_forward, ..outer.clone() };
+        let data = ScopeData { unit, checkpoint, after_forward, ..outer.clone() };
         self.scoped_as(name, data, f)
     }
 

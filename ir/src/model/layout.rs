@@ -1,10 +1,12 @@
 //! `Layout`: what each axis of the mesh is for, with the tensor-parallel axis refined where KV heads
-//! are fewer than its coordinates.
+//! are fewer than its coordinates, and an axis of FSDP where weights are resharded to a part of it.
 //!
 //! ```text
 //! (dp=2, tp=4), 2 KV heads  ->  (dp=2, tp_kv=2, tp_rep=2)
 //! query heads               ->  [tp_kv.tp_rep]
 //! KV heads                  ->  [tp_kv], replicated over tp_rep
+//!
+//! (dp=8), reshard_after_forward: 4  ->  (dp_out=2, dp_in=4), weights [dp_out.dp_in], kept as [dp_in]
 //! ```
 
 use smallvec::SmallVec;
@@ -12,7 +14,8 @@ use smallvec::SmallVec;
 use super::error::{At, ModelError, Problem};
 use super::mesh::{MeshSpec, all_names};
 use super::modules::Attention;
-use super::schema::Model;
+use super::schema::{Model, ReshardAfterForward};
+use crate::graph::AfterForward;
 use crate::placement::{Axis, AxisSet, DimLayout, Mesh};
 
 /// Axes of one job, major to minor, without those of size 1.
@@ -31,6 +34,8 @@ pub struct Layout {
     pub fsdp: Axes,
     /// Names of the axes that shard parameters, on any mesh.
     pub fsdp_names: Vec<String>,
+    /// What becomes of gathered weights of layers.
+    pub after_forward: AfterForward,
     /// The model's tensor-parallel axis.
     pub tp: Tp,
     /// Axes over which a weight's scale must agree, if declared.
@@ -86,13 +91,15 @@ impl Layout {
         let mut attentions = Vec::new();
         super::modules::attentions(&model.layers, "layers", &mut attentions);
         mesh = refine(mesh, &attentions, &tp_name, &names)?;
+        let (mesh, after_forward) =
+            after_forward(mesh, model.fsdp.reshard_after_forward, &fsdp_names)?;
         let (data, fsdp) = (axes(&mesh, &data_names), axes(&mesh, &fsdp_names));
         let tp = Tp::new(&mesh, &tp_name);
         let weight_mesh = match &model.weight_mesh {
             Some(it) => Some(set(&mesh, &job(&Some(it.clone()), &[], &names, "weight_mesh")?)),
             None => None,
         };
-        Ok(Layout { mesh, names, data, fsdp, fsdp_names, tp, weight_mesh })
+        Ok(Layout { mesh, names, data, fsdp, fsdp_names, after_forward, tp, weight_mesh })
     }
 
     /// The tensor-parallel axis called `name`.
@@ -219,6 +226,61 @@ fn refine(
         done = Some((name, kv_heads, minor));
     }
     Ok(mesh)
+}
+
+/// What becomes of gathered weights of layers. The group of ranks that keep them is made of the minor axes
+/// of FSDP, of which one is split where the group ends inside it.
+fn after_forward(
+    mut mesh: Mesh,
+    wanted: ReshardAfterForward,
+    fsdp: &[String],
+) -> Result<(Mesh, AfterForward), ModelError> {
+    let group = match wanted {
+        ReshardAfterForward::Flag(false) | ReshardAfterForward::Group(1) => {
+            return Ok((mesh, AfterForward::Keep));
+        }
+        ReshardAfterForward::Flag(true) => return Ok((mesh, AfterForward::Drop)),
+        ReshardAfterForward::Group(group) => group,
+    };
+    let all: u64 = axes(&mesh, fsdp).iter().map(|&it| u64::from(mesh.size(it))).product();
+    if group >= all {
+        return Ok((mesh, AfterForward::Drop));
+    }
+    let invalid = || {
+        let names = fsdp.iter().map(|it| format!("`{it}`")).collect::<Vec<_>>().join(", ");
+        Problem::Range {
+            field: "fsdp.reshard_after_forward".into(),
+            found: group.to_string(),
+            expected: format!("a divisor of the {all} coordinates of {names}, minor axes first"),
+        }
+        .at(At::Path("fsdp.reshard_after_forward".into()))
+    };
+    let (mut rest, mut kept) = (group, Vec::new());
+    for axis in axes(&mesh, fsdp).into_iter().rev() {
+        let (size, name) = (u64::from(mesh.size(axis)), mesh.name(axis).to_string());
+        if rest == 1 {
+            break;
+        }
+        if rest.is_multiple_of(size) {
+            rest /= size;
+            kept.push(name);
+        } else if size.is_multiple_of(rest) {
+            let minor = format!("{name}_in");
+            mesh =
+                mesh.refine(&name, (size / rest) as u32, &format!("{name}_out"), &minor).map_err(
+                    |it| Problem::BadMesh { text: name.clone(), why: it.to_string() }.at(At::Mesh),
+                )?;
+            rest = 1;
+            kept.push(minor);
+        } else {
+            break;
+        }
+    }
+    if rest != 1 {
+        return Err(invalid());
+    }
+    let kept = kept.iter().filter_map(|it| mesh.axis(it)).collect();
+    Ok((mesh, AfterForward::KeepPiece(kept)))
 }
 
 /// `name`, if a mesh of the model has it.

@@ -147,10 +147,9 @@ pub struct Fsdp {
     pub dim: usize,
     /// Which modules are gathered together.
     pub units: Units,
-    /// Weights of repeated layers are dropped after the forward pass and gathered again for the
-    /// backward pass, but for the last one.
-    #[serde(deserialize_with = "reshard")]
-    pub reshard_after_forward: bool,
+    /// Whether weights of repeated layers are gathered again for the backward pass, but for the last
+    /// one, and from how many ranks.
+    pub reshard_after_forward: ReshardAfterForward,
     /// The same for all other modules: embedding, final norm, head.
     pub reshard_root: bool,
 }
@@ -161,27 +160,42 @@ impl Default for Fsdp {
             axes: None,
             dim: 0,
             units: Units::EachLayer,
-            reshard_after_forward: true,
+            reshard_after_forward: ReshardAfterForward::Flag(true),
             reshard_root: false,
         }
     }
 }
 
-/// A truth value; the error says what is meant by a number in PyTorch.
-fn reshard<'de, D: serde::Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
-    struct Reshard;
-    impl serde::de::Visitor<'_> for Reshard {
-        type Value = bool;
+/// PyTorch's `reshard_after_forward`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum ReshardAfterForward {
+    /// True: gathered again from all ranks that store a piece. False: kept.
+    Flag(bool),
+    /// Kept by each group of so many neighbours, and gathered again from those.
+    Group(u64),
+}
 
-        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            f.write_str("true or false (weights are not resharded to a smaller group of ranks)")
-        }
+impl<'de> Deserialize<'de> for ReshardAfterForward {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = ReshardAfterForward;
 
-        fn visit_bool<E>(self, it: bool) -> Result<bool, E> {
-            Ok(it)
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("true, false or a number of ranks")
+            }
+
+            fn visit_bool<E>(self, it: bool) -> Result<Self::Value, E> {
+                Ok(ReshardAfterForward::Flag(it))
+            }
+
+            fn visit_u64<E>(self, it: u64) -> Result<Self::Value, E> {
+                Ok(ReshardAfterForward::Group(it))
+            }
         }
+        from.deserialize_any(Visitor)
     }
-    from.deserialize_any(Reshard)
 }
 
 /// Which modules make one FSDP unit.

@@ -202,14 +202,15 @@ fn units_and_checkpoints_follow_layers() {
     let graph = tiny("2", &[("checkpoint", "Full")]);
     let unit = |path: &str| {
         let found = graph.scopes.values().find(|it| it.path == path).expect("a scope");
-        (found.unit, found.reshard_after_forward, found.checkpoint.clone())
+        (found.unit, found.after_forward, found.checkpoint.clone())
     };
+    use crate::graph::AfterForward::{Drop, Keep};
     use crate::graph::Checkpoint::{Full, None};
-    assert_eq!(unit("model.embed_tokens"), (0, false, None));
-    assert_eq!(unit("model.layers.0.self_attn.q_proj"), (1, true, Full));
-    assert_eq!(unit("model.layers.1"), (2, true, Full));
-    assert_eq!(unit("model.norm"), (3, false, None));
-    assert_eq!(unit("lm_head"), (3, false, None));
+    assert_eq!(unit("model.embed_tokens"), (0, Keep, None));
+    assert_eq!(unit("model.layers.0.self_attn.q_proj"), (1, Drop, Full));
+    assert_eq!(unit("model.layers.1"), (2, Drop, Full));
+    assert_eq!(unit("model.norm"), (3, Keep, None));
+    assert_eq!(unit("lm_head"), (3, Keep, None));
     let graph = tiny("2", &[("fsdp.units", "Model")]);
     assert!(graph.scopes.values().all(|it| it.unit == 0));
 }
@@ -380,10 +381,10 @@ fn schema_errors_point_at_the_word() {
 fn errors_about_words_and_types() {
     check_error(
         "sequence: 32,",
-        "sequence: 32, fsdp: (reshard_after_forward: 4),",
+        "sequence: 32, fsdp: (reshard_after_forward: 1.5),",
         "1",
-        "PL0103: expected true or false (weights are not resharded to a smaller group of ranks), \
-         found the unsigned integer `4`\nat: 4",
+        "PL0103: expected true, false or a number of ranks, found the floating point number `1.5`\n\
+         at: 1.5",
     );
     check_error(
         "sequence: 32,",

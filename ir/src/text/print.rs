@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::{PHASES, is_name_byte, section_name};
-use crate::graph::{Checkpoint, Def, Init, Param, Scope, ScopeData, Training};
+use crate::graph::{AfterForward, Checkpoint, Def, Init, Param, Scope, ScopeData, Training};
 use crate::ops::{CollectiveKind, Op};
 use crate::placement::{AxisSet, Mesh, Sharding};
 use crate::plan::{Buffer, Instruction, Plan, PlanSection};
@@ -173,8 +173,12 @@ impl<'a> Printer<'a> {
             self.out.push_str(" checkpoint=");
             self.ron(&data.checkpoint);
         }
-        if data.reshard_after_forward {
-            self.out.push_str(" reshard");
+        match data.after_forward {
+            AfterForward::Keep => (),
+            AfterForward::Drop => self.out.push_str(" reshard"),
+            AfterForward::KeepPiece(axes) => {
+                self.write(format_args!(" reshard=({})", self.mesh.names(axes)));
+            }
         }
         if let Some(axes) = data.weight_mesh {
             self.write(format_args!(" weight_mesh=({})", self.mesh.names(axes)));

@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 
 use super::*;
 use crate::graph::{
-    Checkpoint, Def, Init, NewNode, Optimizer, Param, Reduction, Scope, ScopeData, Store, Training,
+    AfterForward, Checkpoint, Def, Init, NewNode, Optimizer, Param, Reduction, Scope, ScopeData,
+    Store, Training,
 };
 use crate::ops::{Add, Cast, Collective, CollectiveKind, Fill, Matmul, Number, OpKind, Reshard};
 use crate::placement::{AxisSet, Mesh, ReduceOp, Sharding};
@@ -38,13 +39,13 @@ fn full_graph(phase: Phase) -> Graph {
     graph.run.schedule =
         Schedule { lr: 3e-4, warmup: 100, decay: Decay::Cosine { until: 1000, min: 1e-5 } };
     let root = Scope::new(0);
-    graph.scopes[root].reshard_after_forward = true;
+    graph.scopes[root].after_forward = AfterForward::Drop;
     let layer = graph.scopes.push(ScopeData {
         path: "model.layers.0".into(),
         parent: Some(root),
         unit: 1,
         checkpoint: Checkpoint::Selective(vec!["matmul".into(), "odd \"name\"\n".into()]),
-        reshard_after_forward: true,
+        after_forward: AfterForward::KeepPiece(mesh().axis_set(&["dp"]).unwrap()),
         weight_mesh: None,
         recipe: Recipe::MXFP8BlockScaling(MXFP8BlockScaling::default()),
     });
@@ -56,7 +57,7 @@ fn full_graph(phase: Phase) -> Graph {
         parent: Some(layer),
         unit: 1,
         checkpoint: Checkpoint::Full,
-        reshard_after_forward: false,
+        after_forward: AfterForward::Keep,
         weight_mesh: Some(mesh().all()),
         recipe: custom,
     });

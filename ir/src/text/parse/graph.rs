@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::{Call, Parser, Spanned};
-use crate::graph::{Def, Init, NodeData, Param, Scope, ScopeData, Store, ValueData};
+use crate::graph::{AfterForward, Def, Init, NodeData, Param, Scope, ScopeData, Store, ValueData};
 use crate::ops::Collective;
 use crate::text::{ParseError, SECTIONS};
 use crate::{Graph, Op, Section, TensorType, Value};
@@ -141,7 +141,10 @@ impl<'a> Parser<'a> {
         let scope = Scope::new(number);
         loop {
             if self.cursor.eat_word("reshard") {
-                data.reshard_after_forward = true;
+                data.after_forward = match self.cursor.eat(b'=') {
+                    true => AfterForward::KeepPiece(self.axes(&draft.graph.mesh)?),
+                    false => AfterForward::Drop,
+                };
             } else if self.cursor.eat_word("parent") {
                 self.cursor.expect(b'=')?;
                 let start = self.cursor.skip();
