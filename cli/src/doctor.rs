@@ -96,9 +96,10 @@ fn text(report: &Report) -> String {
         }
         Err(error) => line("driver", &format!("missing: {error}")),
     }
-    match report.gpus.as_slice() {
-        [] => line("GPUs", "none"),
-        gpus => gpus.iter().for_each(|it| line(&format!("GPU {}", it.ordinal), &gpu_text(it))),
+    match report.gpus.as_deref() {
+        Err(error) => line("GPUs", &format!("not to be used: {error}")),
+        Ok([]) => line("GPUs", "none"),
+        Ok(gpus) => gpus.iter().for_each(|it| line(&format!("GPU {}", it.ordinal), &gpu_text(it))),
     }
     for it in &report.links {
         line(&format!("GPU {} - {}", it.between.0, it.between.1), &link_text(it));
@@ -154,7 +155,8 @@ fn as_json(report: &Report) -> serde_json::Value {
         Ok(it) => json!({ "version": it.version, "cuda": it.cuda }),
         Err(error) => json!({ "missing": error.to_string() }),
     };
-    let gpus = report.gpus.iter().map(|it| {
+    let unusable = report.gpus.as_ref().err().map(|it| it.to_string());
+    let gpus = report.gpus.iter().flatten().map(|it| {
         json!({
             "gpu": it.ordinal,
             "name": it.name,
@@ -187,6 +189,7 @@ fn as_json(report: &Report) -> serde_json::Value {
         "ready": report.is_ready(),
         "driver": driver,
         "gpus": gpus.collect::<Vec<_>>(),
+        "gpus_unusable": unusable,
         "links": links.collect::<Vec<_>>(),
         "libraries": libraries.collect::<Vec<_>>(),
         "tested": doctor::TESTED,

@@ -21,8 +21,8 @@ pub const TESTED: &str = "CUDA 13.0: cuBLASLt 13.1, cuDNN 9.19, NCCL 2.28, NVRTC
 pub struct Report {
     /// The newest CUDA that the driver runs, `13.0`, and the driver's own version if NVML tells it.
     pub driver: Result<Driver, RunError>,
-    /// The GPUs, in CUDA's order.
-    pub gpus: Vec<Gpu>,
+    /// The GPUs, in CUDA's order, or why one of them cannot be asked.
+    pub gpus: Result<Vec<Gpu>, RunError>,
     /// How each pair of GPUs is linked.
     pub links: Vec<Link>,
     /// The libraries that running on GPUs needs.
@@ -81,7 +81,7 @@ impl Report {
     /// Whether plans can run on a GPU of this machine.
     pub fn is_ready(&self) -> bool {
         self.driver.is_ok()
-            && !self.gpus.is_empty()
+            && self.gpus.as_ref().is_ok_and(|it| !it.is_empty())
             && self.libraries.iter().all(|it| it.found.is_ok())
     }
 }
@@ -91,10 +91,10 @@ pub fn report() -> Report {
     let nvml = Nvml::start();
     let driver = driver_version(nvml.as_ref());
     let gpus = match &driver {
-        Ok(_) => gpus(nvml.as_ref()).unwrap_or_default(),
-        Err(_) => Vec::new(),
+        Ok(_) => gpus(nvml.as_ref()),
+        Err(_) => Ok(Vec::new()),
     };
-    let links = links(&gpus);
+    let links = links(gpus.as_deref().unwrap_or_default());
     Report { driver, links, gpus, libraries: libraries() }
 }
 
