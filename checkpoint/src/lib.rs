@@ -1,0 +1,28 @@
+//! Checkpoints on disk, in the format of `torch.distributed.checkpoint` (DCP).
+//!
+//! A checkpoint is a folder. `.metadata` says which tensors there are, in which boxes each was cut, and
+//! where the bytes of each box are:
+//!
+//! ```text
+//! .metadata       model.w: f32[6, 2] = [0,3) x [0,2) at __0_0.distcp:0  +1577
+//!                                    + [3,6) x [0,2) at __1_0.distcp:0  +1577
+//! __0_0.distcp    items, one behind the other; each is a zip archive, as `torch.save` makes it:
+//!                   archive/data.pkl   dtype, sizes, strides
+//!                   archive/data/0     the elements
+//! ```
+//!
+//! So nothing here depends on a mesh, a plan or a machine. Bottom up: [`dtype`], [`pickle`], [`archive`]
+//! (an item), [`metadata`] (the index), [`sums`] (checksums beside the items). Nothing in a file is
+//! trusted: no input makes this crate panic, run code, or allocate more than a small multiple of the
+//! bytes that are there.
+
+pub mod archive;
+pub mod dtype;
+pub mod error;
+pub mod metadata;
+pub mod pickle;
+pub mod sums;
+
+pub use dtype::StoredType;
+pub use error::CheckpointError;
+pub use metadata::{Encoding, Item, Metadata, PathPart, StoredChunk, StoredObject, StoredTensor};
