@@ -132,6 +132,16 @@ impl StoredType {
     pub fn dtype(self) -> Option<DType> {
         DType::ALL.iter().copied().find(|&it| StoredType::from(it) == self)
     }
+
+    /// Bytes whose order turns with the order of bytes: a part of a complex number, or the element.
+    pub(crate) fn word(self) -> u64 {
+        match self {
+            StoredType::Complex32 | StoredType::Complex64 | StoredType::Complex128 => {
+                self.bytes() / 2
+            }
+            _ => self.bytes(),
+        }
+    }
 }
 
 impl From<DType> for StoredType {

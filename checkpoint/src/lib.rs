@@ -12,17 +12,26 @@
 //! ```
 //!
 //! So nothing here depends on a mesh, a plan or a machine. Bottom up: [`dtype`], [`pickle`], [`archive`]
-//! (an item), [`metadata`] (the index), [`sums`] (checksums beside the items). Nothing in a file is
+//! (an item), [`metadata`] (the index), [`sums`] (checksums beside the items); then [`Checkpoint`], which
+//! reads any layout that PyTorch writes. Nothing in a file is
 //! trusted: no input makes this crate panic, run code, or allocate more than a small multiple of the
 //! bytes that are there.
 
 pub mod archive;
+mod copy;
+pub mod cover;
+mod dcp;
 pub mod dtype;
 pub mod error;
+mod map;
 pub mod metadata;
+mod open;
 pub mod pickle;
+mod recover;
+mod safetensors;
 pub mod sums;
 
 pub use dtype::StoredType;
 pub use error::CheckpointError;
 pub use metadata::{Encoding, Item, Metadata, PathPart, StoredChunk, StoredObject, StoredTensor};
+pub use open::Checkpoint;

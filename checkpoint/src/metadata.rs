@@ -90,6 +90,8 @@ pub enum Encoding {
     Plain,
     /// That, compressed as one zstd stream (`stream.zstd/1`).
     Zstd,
+    /// The elements alone, row-major, as in a safetensors file. No `.metadata` says this; it is found.
+    Raw,
 }
 
 /// A step on the way to a value in nested dicts and lists.

@@ -88,9 +88,11 @@ impl std::fmt::Display for Value {
             Value::Bool(true) => f.write_str("True"),
             Value::Bool(false) => f.write_str("False"),
             Value::Int(it) => write!(f, "{it}"),
-            Value::Float(it) => write!(f, "{it:?}"),
-            Value::Str(it) => write!(f, "{it:?}"),
-            Value::Bytes(it) => write!(f, "<{} bytes>", it.len()),
+            Value::Float(it) => f.write_str(&float(*it)),
+            Value::Str(it) => f.write_str(&quoted(it)),
+            Value::Bytes(it) => {
+                write!(f, "b'{}'", it.escape_ascii())
+            }
             Value::Tuple(it) => {
                 f.write_str("(")?;
                 list(f, it)?;
@@ -117,4 +119,35 @@ impl std::fmt::Display for Value {
             }
         }
     }
+}
+
+/// A `float` as Python prints it: `0.25`, `1e-08`, `inf`.
+fn float(it: f64) -> String {
+    if !it.is_finite() {
+        return it.to_string().to_lowercase();
+    }
+    let text = format!("{it:e}");
+    let Some((digits, exponent)) = text.split_once('e') else { return text };
+    match exponent.parse::<i32>() {
+        Ok(-4..16) | Err(_) => format!("{it:?}"),
+        Ok(e) => format!("{digits}e{}{:02}", if e < 0 { '-' } else { '+' }, e.abs()),
+    }
+}
+
+/// A `str` as Python prints it: `'text'`, or `"it's"`.
+fn quoted(text: &str) -> String {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let mut res = String::from(quote);
+    for it in text.chars() {
+        match it {
+            '\n' => res.push_str("\\n"),
+            '\r' => res.push_str("\\r"),
+            '\t' => res.push_str("\\t"),
+            it if it == '\\' || it == quote => res.extend(['\\', it]),
+            it if it.is_control() => res.push_str(&format!("\\x{:02x}", u32::from(it))),
+            it => res.push(it),
+        }
+    }
+    res.push(quote);
+    res
 }

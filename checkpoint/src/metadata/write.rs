@@ -15,6 +15,9 @@ const BUFFER: usize = 1 << 16;
 
 impl Metadata {
     /// Writes `.metadata`.
+    ///
+    /// # Panics
+    /// For items in safetensors files, which have no index of this kind.
     pub fn write(&self, out: impl io::Write) -> io::Result<()> {
         let mut to = Out { out, pickle: Writer::default(), left: 0 };
         to.instance(METADATA, "Metadata");
@@ -216,11 +219,15 @@ impl<W: io::Write> Out<W> {
         self.pickle.int(item.offset.into());
         self.pickle.shared_text("length");
         self.pickle.int(item.len.into());
-        if item.encoding == Encoding::Zstd {
-            self.pickle.shared_text("transform_descriptors");
-            self.pickle.raw(b"](");
-            self.pickle.text("stream.zstd/1");
-            self.pickle.raw(b"e");
+        match item.encoding {
+            Encoding::Plain => {}
+            Encoding::Zstd => {
+                self.pickle.shared_text("transform_descriptors");
+                self.pickle.raw(b"](");
+                self.pickle.text("stream.zstd/1");
+                self.pickle.raw(b"e");
+            }
+            Encoding::Raw => panic!("an index cannot name what is in safetensors files"),
         }
         self.pickle.raw(b"ub");
     }
