@@ -29,6 +29,7 @@ mod open;
 pub mod pickle;
 mod recover;
 mod safetensors;
+pub mod save;
 pub mod sums;
 
 pub use dtype::StoredType;
