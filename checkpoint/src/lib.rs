@@ -37,4 +37,4 @@ pub mod verify;
 pub use dtype::StoredType;
 pub use error::CheckpointError;
 pub use metadata::{Encoding, Item, Metadata, PathPart, StoredChunk, StoredObject, StoredTensor};
-pub use open::Checkpoint;
+pub use open::{Checkpoint, overlap};

@@ -415,7 +415,7 @@ pub(crate) fn whole(shape: &[u64]) -> Chunk {
 }
 
 /// What two boxes have in common, if anything.
-pub(crate) fn overlap(a: &Chunk, b: &Chunk) -> Option<Chunk> {
+pub fn overlap(a: &Chunk, b: &Chunk) -> Option<Chunk> {
     let mut res = Chunk::default();
     for dim in 0..a.offsets.len() {
         let start = a.offsets[dim].max(b.offsets[dim]);

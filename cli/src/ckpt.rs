@@ -1,7 +1,9 @@
-//! `planc ckpt`: looks at checkpoints, those of PyTorch too, without a model, a mesh or a plan.
+//! `planc ckpt`: looks at checkpoints, those of PyTorch too, without a model, a mesh or a plan; and cuts them
+//! anew for one.
 
 mod diff;
 mod ls;
+mod reshard;
 mod show;
 mod verify;
 
@@ -12,7 +14,7 @@ use checkpoint::{Checkpoint, CheckpointError};
 use crate::glob::glob;
 use crate::report::{Failure, Outcome, Ui};
 
-/// Lists, shows, checks and compares checkpoints.
+/// Lists, shows, checks, compares and reshards checkpoints.
 ///
 /// A checkpoint is a folder in the format of torch.distributed.checkpoint, as planc and PyTorch write it, a
 /// folder whose file `latest` names one, a folder of safetensors files, or one such file.
@@ -28,6 +30,7 @@ enum Command {
     Show(show::Args),
     Verify(verify::Args),
     Diff(diff::Args),
+    Reshard(reshard::Args),
 }
 
 /// One checkpoint, and which of its keys are meant.
@@ -54,6 +57,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         Command::Show(args) => show::run(args, ui),
         Command::Verify(args) => verify::run(args, ui),
         Command::Diff(args) => diff::run(args, ui),
+        Command::Reshard(args) => reshard::run(args, ui),
     }
 }
 

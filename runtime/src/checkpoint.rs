@@ -7,7 +7,9 @@
 
 pub(crate) mod boxes;
 pub mod load;
+pub mod reshard;
 pub mod save;
 
 pub use load::{LoadOptions, LoadReport};
+pub use reshard::{RankReads, Reshard, ReshardReport};
 pub use save::{Busy, OnFailure, SaveOptions, SaveReport};

@@ -23,7 +23,7 @@ pub mod train;
 pub mod weights;
 
 pub use bench::{BenchOptions, BenchReport, bench};
-pub use checkpoint::{Busy, LoadOptions, LoadReport, OnFailure, SaveOptions, SaveReport};
+pub use checkpoint::{Busy, LoadOptions, LoadReport, OnFailure, Reshard, SaveOptions, SaveReport};
 pub use data::{Batch, Data, TokenWidth};
 pub use error::RunError;
 pub use launch::{Launch, LaunchFlags};

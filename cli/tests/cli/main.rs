@@ -7,6 +7,7 @@ mod checkpoints;
 mod commands;
 mod edited;
 mod errors;
+mod reshard;
 mod streams;
 
 use std::fs;

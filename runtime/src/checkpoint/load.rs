@@ -18,7 +18,7 @@ use std::time::Instant;
 
 use checkpoint::pickle::Value;
 use checkpoint::save::{Number, Position, hyper_parameters, schedule_numbers};
-use checkpoint::{Checkpoint, StoredTensor, StoredType};
+use checkpoint::{Checkpoint, StoredTensor, StoredType, overlap};
 use half::{bf16, f16};
 use ir::DType;
 use ir::checkpoint::{CheckpointLayout, Entry, Kind, Source};
@@ -216,6 +216,55 @@ impl Loaded {
             self.warnings.push(format!("{text} for `{}`{more}; the plan's is used", params[0]));
         }
         Ok(())
+    }
+
+    /// Leaves out of the layout what the checkpoint does not have; its keys.
+    pub(crate) fn leave_out_what_is_not_there(&mut self) -> Vec<String> {
+        let keys = &mut Arc::get_mut(&mut self.source).expect("nobody reads yet").keys;
+        let mut here = keys.iter().map(|it| !it.is_empty());
+        let mut res = Vec::new();
+        self.layout.entries.retain(|it| {
+            let here = here.next().expect("one for each entry");
+            if !here {
+                res.push(it.key.clone());
+            }
+            here
+        });
+        keys.retain(|it| !it.is_empty());
+        res
+    }
+
+    /// The type in which an entry that is there is stored.
+    pub(crate) fn stored_type(&self, entry: usize) -> StoredType {
+        let Files { checkpoint, keys } = &*self.source;
+        checkpoint.tensor(&keys[entry][0]).expect("it was found there").dtype
+    }
+
+    /// Bytes of a box of an entry that is there, by the file that they are read from.
+    pub(crate) fn reads<'a>(
+        &'a self,
+        entry: usize,
+        chunk: &'a Chunk,
+    ) -> impl Iterator<Item = (&'a str, u64)> {
+        let Files { checkpoint, keys } = &*self.source;
+        let stored = checkpoint.tensor(&keys[entry][0]).expect("it was found there");
+        let files: Vec<&str> = checkpoint.files().collect();
+        stored.chunks.iter().filter_map(move |it| {
+            let common = overlap(&it.chunk, chunk)?;
+            Some((files[it.item.file as usize], volume(&common) * stored.dtype.bytes()))
+        })
+    }
+
+    /// Reads a box of an entry that is there, in the plan's type.
+    pub(crate) fn read(
+        &self,
+        entry: usize,
+        chunk: &Chunk,
+        out: &mut [u8],
+        raw: &mut Vec<u8>,
+    ) -> Result<(), RunError> {
+        let dtype = self.layout.entries[entry].ty.dtype;
+        self.source.read(entry, chunk, (dtype, out), raw)
     }
 
     /// Fills the buffers of the ranks here; see the [module docs](self).
@@ -474,6 +523,26 @@ impl Files {
         Ok(Some(self.checkpoint.object(key)?))
     }
 
+    /// Reads a box of an entry, in the type of the buffer that it is for.
+    fn read(
+        &self,
+        entry: usize,
+        chunk: &Chunk,
+        (dtype, out): (DType, &mut [u8]),
+        raw: &mut Vec<u8>,
+    ) -> Result<(), RunError> {
+        let (key, others) = self.keys[entry].split_first().expect("it was found there");
+        let stored = self.checkpoint.tensor(key).expect("it was found there");
+        if stored.dtype == StoredType::from(dtype) {
+            self.checkpoint.read(key, chunk, out)?;
+        } else {
+            raw.resize((volume(chunk) * stored.dtype.bytes()) as usize, 0);
+            self.checkpoint.read(key, chunk, raw)?;
+            convert(stored.dtype, raw, dtype, out);
+        }
+        others.iter().try_for_each(|it| same_as(self, it, chunk, key))
+    }
+
     /// Which group of hyper-parameters each parameter is in.
     fn groups(&self) -> Result<BTreeMap<String, u64>, RunError> {
         let mut res = BTreeMap::new();
@@ -499,7 +568,7 @@ impl Rank {
     ) -> Result<Cost, RunError> {
         let (mut staging, mut raw) = (Staging::default(), Vec::new());
         let mut cost = Cost::default();
-        for (entry, keys) in layout.entries.iter().zip(&files.keys) {
+        for (index, (entry, keys)) in layout.entries.iter().zip(&files.keys).enumerate() {
             let Some(key) = keys.first().filter(|_| (entry.kind == Kind::Param) == params) else {
                 continue;
             };
@@ -512,23 +581,21 @@ impl Rank {
                     for local in &boxes {
                         let mut fetch = |chunk: &Chunk, out: &mut [u8]| {
                             cost.bytes += volume(chunk) * stored.dtype.bytes();
-                            read(files, (key, stored), chunk, (entry.ty.dtype, out), &mut raw)?;
-                            let others = keys[1..].iter();
-                            others.clone().try_for_each(|it| same_as(files, it, chunk, key))
+                            files.read(index, chunk, (entry.ty.dtype, out), &mut raw)
                         };
                         let bound = (buffer, &bound.buffers[buffer]);
                         write_box(&mut *self.backend, bound, local, &mut staging, &mut fetch)?;
                     }
                 }
-                Source::Kept(index) => {
-                    self.kept.resize_with(self.kept.len().max(index + 1), Vec::new);
+                Source::Kept(number) => {
+                    self.kept.resize_with(self.kept.len().max(number + 1), Vec::new);
                     if entry.sharding.owns(&self.bound.coord, &layout.mesh, entry.salt) {
                         for LocalBox { chunk, .. } in boxes {
                             let n = volume(&chunk) * stored.dtype.bytes();
                             let mut bytes = vec![0; n as usize];
                             files.checkpoint.read(key, &chunk, &mut bytes)?;
                             cost.bytes += n;
-                            self.kept[index].push((chunk, bytes));
+                            self.kept[number].push((chunk, bytes));
                         }
                     }
                 }
@@ -537,23 +604,6 @@ impl Rank {
         cost.extra = staging.bytes() + raw.capacity() as u64;
         Ok(cost)
     }
-}
-
-/// Reads a box, in the type of the buffer that it is for.
-fn read(
-    files: &Files,
-    (key, stored): (&str, &StoredTensor),
-    chunk: &Chunk,
-    (dtype, out): (DType, &mut [u8]),
-    raw: &mut Vec<u8>,
-) -> Result<(), RunError> {
-    if stored.dtype == StoredType::from(dtype) {
-        return Ok(files.checkpoint.read(key, chunk, out)?);
-    }
-    raw.resize((volume(chunk) * stored.dtype.bytes()) as usize, 0);
-    files.checkpoint.read(key, chunk, raw)?;
-    convert(stored.dtype, raw, dtype, out);
-    Ok(())
 }
 
 /// Whether another name of a tied tensor has the same bytes.
@@ -575,7 +625,7 @@ fn same_as(files: &Files, key: &str, chunk: &Chunk, first: &str) -> Result<(), R
     Ok(())
 }
 
-fn volume(chunk: &Chunk) -> u64 {
+pub(super) fn volume(chunk: &Chunk) -> u64 {
     chunk.sizes.iter().product()
 }
 
