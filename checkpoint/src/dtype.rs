@@ -1,5 +1,7 @@
 //! [`StoredType`]: the element types that PyTorch stores, and their names in each format.
 
+mod number;
+
 use std::fmt;
 
 use ir::DType;

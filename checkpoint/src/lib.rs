@@ -13,7 +13,7 @@
 //!
 //! So nothing here depends on a mesh, a plan or a machine. Bottom up: [`dtype`], [`pickle`], [`archive`]
 //! (an item), [`metadata`] (the index), [`sums`] (checksums beside the items); then [`Checkpoint`], which
-//! reads any layout that PyTorch writes. Nothing in a file is
+//! reads any layout that PyTorch writes, [`verify`] and [`diff`]. Nothing in a file is
 //! trusted: no input makes this crate panic, run code, or allocate more than a small multiple of the
 //! bytes that are there.
 
@@ -21,6 +21,7 @@ pub mod archive;
 mod copy;
 pub mod cover;
 mod dcp;
+pub mod diff;
 pub mod dtype;
 pub mod error;
 mod map;
@@ -31,6 +32,7 @@ mod recover;
 mod safetensors;
 pub mod save;
 pub mod sums;
+pub mod verify;
 
 pub use dtype::StoredType;
 pub use error::CheckpointError;

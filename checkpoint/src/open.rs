@@ -23,6 +23,7 @@ use crate::{dcp, safetensors};
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
+    folder: PathBuf,
     tensors: BTreeMap<String, Entry>,
     objects: BTreeMap<String, StoredObject>,
     files: Vec<DataFile>,
@@ -98,6 +99,7 @@ impl Checkpoint {
         let files = index.files.into_iter().map(|it| DataFile::new(folder, it));
         Ok(Checkpoint {
             path: path.to_path_buf(),
+            folder: folder.to_path_buf(),
             tensors: index.tensors.into_iter().map(|(key, it)| (key, entry(it))).collect(),
             objects: index.objects,
             files: files.collect(),
@@ -295,6 +297,21 @@ impl Checkpoint {
         Ok(res)
     }
 
+    /// The folder that names of files are relative to.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The path of a file.
+    pub(crate) fn file_path(&self, file: u32) -> &Path {
+        &self.files[file as usize].path
+    }
+
+    /// A file, mapped.
+    pub(crate) fn map_file(&self, file: u32) -> Result<&Mapped, CheckpointError> {
+        self.files[file as usize].map()
+    }
+
     pub(crate) fn in_item(&self, it: Broken, key: &str, item: &Item) -> CheckpointError {
         it.in_item(&self.files[item.file as usize].path, key, item.offset)
     }
@@ -323,7 +340,7 @@ impl Checkpoint {
 }
 
 /// The most bytes that a compressed object may be.
-const MAX_OBJECT: u64 = 64 << 20;
+pub(crate) const MAX_OBJECT: u64 = 64 << 20;
 
 /// What an archive of `torch.save` takes besides its data, generously.
 const ARCHIVE: u64 = 1 << 16;
