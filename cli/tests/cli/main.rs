@@ -8,6 +8,7 @@ mod commands;
 mod edited;
 mod errors;
 mod reshard;
+mod resume;
 mod streams;
 
 use std::fs;
