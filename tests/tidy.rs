@@ -11,13 +11,15 @@ use ir::ops::OpKind;
 /// Which crates of the workspace a crate may depend on. `tests` may depend on all, and is left out.
 const ARROWS: &[(&str, &[&str])] = &[
     ("ir", &[]),
+    // Looking at a checkpoint needs no compiler, no runtime and no mesh.
+    ("checkpoint", &["ir"]),
     ("passes", &["ir"]),
     ("kernels", &["ir"]),
     ("codegen", &["ir", "passes", "kernels"]),
     // A machine that runs plans needs no compiler.
-    ("runtime", &["ir", "kernels"]),
-    ("cli", &["ir", "passes", "codegen", "runtime"]),
-    ("bench", &["ir", "passes", "codegen", "kernels", "runtime"]),
+    ("runtime", &["ir", "kernels", "checkpoint"]),
+    ("cli", &["ir", "checkpoint", "passes", "codegen", "runtime"]),
+    ("bench", &["ir", "checkpoint", "passes", "codegen", "kernels", "runtime"]),
 ];
 
 /// Names of this workspace that no source may hold in full, lest this file breaks its own rules.

@@ -63,14 +63,19 @@ pub struct PlanArgs {
 impl PlanArgs {
     /// The plan in the file, compiled first if the file is a model or IR.
     pub fn plan(&self) -> Outcome<Plan> {
-        let file = File::read(&self.input)?;
-        match file.input(&self.model)? {
-            Input::Plan(plan) => Ok(plan),
-            Input::Graph(graph, _) => match codegen::compile(graph, &self.model.options()) {
-                Ok(compiled) => Ok(compiled.plan),
-                Err(it) => Err(file.pass_failure(&it.error)),
-            },
-        }
+        plan(&self.input, &self.model)
+    }
+}
+
+/// The plan in a file, compiled first if the file is a model or IR.
+pub fn plan(path: &Path, model: &ModelArgs) -> Outcome<Plan> {
+    let file = File::read(path)?;
+    match file.input(model)? {
+        Input::Plan(plan) => Ok(plan),
+        Input::Graph(graph, _) => match codegen::compile(graph, &model.options()) {
+            Ok(compiled) => Ok(compiled.plan),
+            Err(it) => Err(file.pass_failure(&it.error)),
+        },
     }
 }
 

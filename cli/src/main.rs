@@ -4,9 +4,11 @@
 //! (usage, from clap), 101 (our bug).
 
 mod bench;
+mod ckpt;
 mod compile;
 mod doctor;
 mod explain;
+mod glob;
 mod input;
 mod inspect;
 mod lint;
@@ -40,6 +42,7 @@ enum Command {
     Compile(compile::Args),
     Run(run::Args),
     Inspect(inspect::Args),
+    Ckpt(ckpt::Args),
     Bench(bench::Args),
     Doctor(doctor::Args),
     Explain(explain::Args),
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Compile(args) => compile::run(args, &cli.ui),
         Command::Run(args) => run::run(args, &cli.ui),
         Command::Inspect(args) => inspect::run(args, &cli.ui),
+        Command::Ckpt(args) => ckpt::run(args, &cli.ui),
         Command::Bench(args) => bench::run(args, &cli.ui),
         Command::Doctor(args) => doctor::run(args, &cli.ui),
         Command::Explain(args) => explain::run(args, &cli.ui),

@@ -1,5 +1,6 @@
 //! The table of codes: `PL01xx` how a model is written, `PL02xx` what it means, `PL03xx` gradients
-//! and update, `PL04xx` shardings, `PL05xx` running, `PL06xx` the command line and its files.
+//! and update, `PL04xx` shardings, `PL05xx` running, `PL06xx` the command line and its files,
+//! `PL07xx` checkpoints.
 
 use super::Code;
 
@@ -726,5 +727,124 @@ pub const CODES: &[Code] = &[
                result is further away than rounding explains. The message names the first.",
         example: "A kernel that reads beyond a shard.",
         fix: "Report it, with the plan. `planc doctor --check` shows whether the op is wrong by itself.",
+    },
+    Code {
+        code: "PL0701",
+        title: "no checkpoint",
+        text: "A checkpoint is a folder with the index `.metadata`, a folder whose file `latest` names \
+               one, or safetensors files. `.metadata` is written last, so a folder with data and without \
+               it is of a save that was not finished.",
+        example: "planc ckpt ls ckpt, where ckpt has step-50 and step-100 and no `latest`.",
+        fix: "Name the folder of one step, or an older one if this save was not finished.",
+    },
+    Code {
+        code: "PL0702",
+        title: "a file of a checkpoint cannot be read or written",
+        text: "The system refused; its own words are in the report. A file that the index names and \
+               that is not there is reported so too.",
+        example: "`__3_0.distcp` was not copied with the others.",
+        fix: "Copy the whole folder, files that start with a dot too, and see to permissions and space.",
+    },
+    Code {
+        code: "PL0703",
+        title: "the index of a checkpoint is broken",
+        text: "`.metadata`, a header of a safetensors file, or a file of checksums is not what it should \
+               be, or contradicts itself: it is cut off, a byte changed, a box is stored nowhere.",
+        example: "A copy of `.metadata` that ends early.",
+        fix: "Copy the file again, or use an older checkpoint.",
+    },
+    Code {
+        code: "PL0704",
+        title: "a pickle names what it must not",
+        text: "`.metadata` and Python objects are pickles, which can name any function, and Python calls \
+               it when it loads them. planc calls nothing: it knows the names that checkpoints need \
+               and refuses all others. So an object of a class of yours is refused as well as an attack.",
+        example: "A pickle with `os.system`.",
+        fix: "If you do not know who made the file, do not load it in Python. If the object is yours, \
+              save its numbers and texts instead.",
+    },
+    Code {
+        code: "PL0705",
+        title: "an item of a checkpoint is broken",
+        text: "The bytes of a box or an object are not an archive of `torch.save`, or are of another \
+               type or size than the index says: the file is cut off, is of another save, or has the \
+               name of another file.",
+        example: "`__0_0.distcp` and `__1_0.distcp` with each other's names.",
+        fix: "`planc ckpt verify` lists all such items. Copy their files again, or use an older checkpoint.",
+    },
+    Code {
+        code: "PL0706",
+        title: "bytes of a checkpoint changed",
+        text: "The checksum of some bytes is another one than when they were written. PyTorch stores \
+               checksums and does not look at them; a bit that flipped becomes a weight.",
+        example: "A disk or a copy with an error.",
+        fix: "Copy the file again, or use an older checkpoint.",
+    },
+    Code {
+        code: "PL0707",
+        title: "no such key",
+        text: "The checkpoint has no tensor or object of this name. Names are those of the nested dict \
+               that was saved, joined with dots.",
+        example: "norm.weight where the checkpoint has model.norm.weight.",
+        fix: "`planc ckpt ls` lists all keys.",
+    },
+    Code {
+        code: "PL0708",
+        title: "boxes do not make up a tensor",
+        text: "A tensor is stored in boxes, and every element must be in exactly one of them. Elements \
+               in none would keep whatever value they had, without an error, in PyTorch.",
+        example: "A checkpoint with an index for each rank, of which one is missing.",
+        fix: "Copy what is missing. If nothing is, the save was wrong; use an older checkpoint.",
+    },
+    Code {
+        code: "PL0709",
+        title: "a box outside of its tensor",
+        text: "More was asked for than the tensor has.",
+        example: "Row 8 of a tensor of 8 rows.",
+        fix: "`planc ckpt ls` lists all shapes.",
+    },
+    Code {
+        code: "PL0710",
+        title: "a checkpoint is not whole",
+        text: "`planc ckpt verify` found problems, each with its file, key and byte. All are listed, \
+               since one broken copy often has several.",
+        example: "A folder that was copied while it was written.",
+        fix: "Copy the files that are named again, or use an older checkpoint.",
+    },
+    Code {
+        code: "PL0711",
+        title: "two checkpoints differ",
+        text: "`planc ckpt diff` found keys, types, shapes or values that are not the same in both. How \
+               tensors were cut does not matter.",
+        example: "Checkpoints of two steps.",
+        fix: "Nothing, if they should differ; the exit code is for scripts.",
+    },
+    Code {
+        code: "PL0750",
+        title: "a state that no checkpoint holds",
+        text: "A state that outlives a step is a partial value: what it stands for is the sum (or another \
+               reduction) of what the ranks hold. A checkpoint has values, not summands, so such a state \
+               cannot be saved, unless the step ends with zeros in it.",
+        example: "A plan that was edited so that an accumulator is not cleared.",
+        fix: "Compile the plan again. If planc made it so, report it.",
+    },
+    Code {
+        code: "PL0751",
+        title: "a checkpoint was not saved",
+        text: "A rank could not write its part, or did not in time, so that there is no checkpoint of this \
+               step. Those saved before are untouched, and `latest` names the newest of them. Training \
+               ends, or goes on with `--save-failed continue`.",
+        example: "The disk is full, a folder may not be written, a process of the run was killed.",
+        fix: "Do what the reason asks for, then go on with `--load` from the last checkpoint.",
+    },
+    Code {
+        code: "PL0752",
+        title: "a checkpoint of another model",
+        text: "What the plan needs and what the checkpoint has do not agree. The report lists everything: \
+               keys that are missing, keys that nothing needs, other shapes, other element types. planc \
+               loads nothing in part by itself, since weights that keep their random start train, too.",
+        example: "A checkpoint of 16 layers for a model of 32, or of f32 weights for weights in bf16.",
+        fix: "Load it with its model. `--allow-missing` and `--allow-unexpected` take globs of keys that may \
+              differ (`optim.*` to load weights alone), `--cast` rounds other floating-point types.",
     },
 ];

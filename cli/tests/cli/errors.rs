@@ -36,7 +36,7 @@ fn codes(path: &Path, res: &mut BTreeSet<String>) {
 #[test]
 fn every_code_is_explained_and_nothing_else() {
     let mut reported = BTreeSet::new();
-    for source in ["ir", "passes", "codegen", "kernels", "runtime", "cli"] {
+    for source in ["ir", "checkpoint", "passes", "codegen", "kernels", "runtime", "cli"] {
         codes(&workspace(source).join("src"), &mut reported);
     }
     let explained: BTreeSet<String> =

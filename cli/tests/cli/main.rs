@@ -3,9 +3,12 @@
 //! `INSTA_UPDATE=always cargo test -p cli` rewrites the snapshots.
 
 mod bad_input;
+mod checkpoints;
 mod commands;
 mod edited;
 mod errors;
+mod reshard;
+mod resume;
 mod streams;
 
 use std::fs;

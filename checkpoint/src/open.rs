@@ -1,0 +1,479 @@
+//! [`Checkpoint`]: a checkpoint that is read, in whatever layout it is.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use ir::placement::Chunk;
+use ruzstd::decoding::StreamingDecoder;
+use smallvec::SmallVec;
+
+use crate::archive::{self, TensorItem};
+use crate::copy::{View, copy};
+use crate::cover;
+use crate::error::{Broken, CheckpointError};
+use crate::map::Mapped;
+use crate::metadata::{Encoding, Item, Metadata, StoredObject, StoredTensor};
+use crate::pickle::Value;
+use crate::{dcp, safetensors};
+
+/// A checkpoint on disk. Opening reads the index; data are mapped when they are needed.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    folder: PathBuf,
+    tensors: BTreeMap<String, Entry>,
+    objects: BTreeMap<String, StoredObject>,
+    files: Vec<DataFile>,
+    problems: Vec<String>,
+    warnings: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    tensor: StoredTensor,
+    /// Whether its boxes make up the tensor, once somebody asked.
+    cover: OnceLock<Result<(), cover::Fault>>,
+}
+
+/// A file with items, mapped once somebody reads it.
+#[derive(Debug)]
+pub(crate) struct DataFile {
+    /// Its name, relative to the checkpoint.
+    pub name: String,
+    path: PathBuf,
+    map: OnceLock<Result<Mapped, CheckpointError>>,
+}
+
+/// What an opener finds: an index, and what is to be said about it.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    /// Tensors, objects and files.
+    pub index: Metadata,
+    /// What the user should know, and that stops nothing.
+    pub warnings: Vec<String>,
+}
+
+/// What the bytes of an item hold.
+pub(crate) enum Content<'a> {
+    /// An archive, as it is in the file.
+    Archive(&'a [u8]),
+    /// An archive that was compressed.
+    Decoded(Vec<u8>),
+    /// Elements, row-major.
+    Raw(&'a [u8]),
+}
+
+impl Checkpoint {
+    /// Opens a checkpoint: its folder, a folder of which the file `latest` names one below, or a
+    /// safetensors file.
+    ///
+    /// # Errors
+    /// If there is none, or its index cannot be read. Data that is missing or damaged is found when it
+    /// is read, or by [`crate::verify`].
+    pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
+        let kind = fs::metadata(path).map_err(|it| CheckpointError::io("read", path, &it))?;
+        if !kind.is_dir() {
+            return Checkpoint::of(
+                path,
+                &safetensors::file_folder(path),
+                safetensors::open_file(path)?,
+            );
+        }
+        let path = &latest(path)?;
+        let found = match dcp::open(path)? {
+            Some(it) => it,
+            None => match safetensors::open(path)? {
+                Some(it) => it,
+                None => return Err(nothing(path)),
+            },
+        };
+        Checkpoint::of(path, path, found)
+    }
+
+    fn of(path: &Path, folder: &Path, found: Found) -> Result<Checkpoint, CheckpointError> {
+        let Found { index, warnings } = found;
+        let entry = |tensor| Entry { tensor, cover: OnceLock::new() };
+        let files = index.files.into_iter().map(|it| DataFile::new(folder, it));
+        Ok(Checkpoint {
+            path: path.to_path_buf(),
+            folder: folder.to_path_buf(),
+            tensors: index.tensors.into_iter().map(|(key, it)| (key, entry(it))).collect(),
+            objects: index.objects,
+            files: files.collect(),
+            problems: index.problems,
+            warnings,
+        })
+    }
+
+    /// Where it is: the folder that was opened, or the one that `latest` names.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Every tensor, by key.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, &StoredTensor)> {
+        self.tensors.iter().map(|(key, it)| (key.as_str(), &it.tensor))
+    }
+
+    /// The tensor of this key.
+    pub fn tensor(&self, key: &str) -> Option<&StoredTensor> {
+        self.tensors.get(key).map(|it| &it.tensor)
+    }
+
+    /// The key of every Python object.
+    pub fn objects(&self) -> impl Iterator<Item = &str> {
+        self.objects.keys().map(String::as_str)
+    }
+
+    /// Where the Python object of this key is.
+    pub fn stored_object(&self, key: &str) -> Option<&StoredObject> {
+        self.objects.get(key)
+    }
+
+    /// Names of the files with data, relative to the checkpoint; [`Item::file`] is an index.
+    pub fn files(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.files.iter().map(|it| it.name.as_str())
+    }
+
+    /// What the index says that cannot be; [`crate::verify`] reports it with all else.
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+
+    /// What was read in another way than the index says, and why.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// A Python object.
+    ///
+    /// # Errors
+    /// If there is none, or it names what no value of Python's own does: nothing is ever called.
+    pub fn object(&self, key: &str) -> Result<Value, CheckpointError> {
+        let Some(StoredObject { item, .. }) = self.objects.get(key) else {
+            return Err(self.no_key("object", key, self.objects.keys()));
+        };
+        // Objects are settings and counters; what compresses to them is not much larger.
+        let content = self.content(key, item, MAX_OBJECT)?;
+        let bytes = match &content {
+            Content::Archive(it) | Content::Raw(it) => it,
+            Content::Decoded(it) => it.as_slice(),
+        };
+        archive::read_object(bytes).map_err(|it| self.in_item(it, key, item))
+    }
+
+    /// Reads a box of a tensor into `out`: row-major, in its stored type, little-endian.
+    ///
+    /// Only what overlaps is read, in runs that are contiguous.
+    ///
+    /// # Errors
+    /// If there is no such tensor, its boxes do not make it up, or an item in the box is not what the
+    /// index says. `out` may be written in part then.
+    ///
+    /// # Panics
+    /// If `out` has not the length of the box.
+    pub fn read(&self, key: &str, chunk: &Chunk, out: &mut [u8]) -> Result<(), CheckpointError> {
+        let entry = self.tensors.get(key);
+        let Some(Entry { tensor, .. }) = entry else {
+            return Err(self.no_key("tensor", key, self.tensors.keys()));
+        };
+        if !is_within(chunk, &tensor.shape) {
+            return Err(CheckpointError::Outside {
+                key: key.to_string(),
+                shape: tensor.shape.clone(),
+                offsets: chunk.offsets.to_vec(),
+                sizes: chunk.sizes.to_vec(),
+            });
+        }
+        let n: u64 = chunk.sizes.iter().product();
+        assert_eq!(out.len() as u64, n * tensor.dtype.bytes(), "`{key}`: {chunk:?} is read whole");
+        self.check_cover(key)?;
+        for stored in &tensor.chunks {
+            if let Some(common) = overlap(&stored.chunk, chunk) {
+                self.copy(key, tensor, &stored.chunk, &stored.item, &common, (chunk, out))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A whole tensor; see [`Checkpoint::read`].
+    pub fn read_all(&self, key: &str) -> Result<Vec<u8>, CheckpointError> {
+        let Some(tensor) = self.tensor(key) else {
+            return Err(self.no_key("tensor", key, self.tensors.keys()));
+        };
+        // Before memory is taken for what may be nowhere.
+        self.check_cover(key)?;
+        let mut out = vec![0; tensor.bytes() as usize];
+        self.read(key, &whole(&tensor.shape), &mut out)?;
+        Ok(out)
+    }
+
+    /// Whether the boxes of a tensor make it up.
+    pub(crate) fn check_cover(&self, key: &str) -> Result<(), CheckpointError> {
+        let Some(Entry { tensor, cover }) = self.tensors.get(key) else { return Ok(()) };
+        let boxes = || tensor.chunks.iter().map(|it| &it.chunk);
+        cover.get_or_init(|| cover::check(&tensor.shape, boxes())).clone().map_err(|it| {
+            CheckpointError::Cover {
+                path: self.path.clone(),
+                key: key.to_string(),
+                shape: tensor.shape.clone(),
+                why: it.to_string(),
+            }
+        })
+    }
+
+    /// Copies what is in `common` from the item of the box `stored` to the box `wanted`.
+    fn copy(
+        &self,
+        key: &str,
+        tensor: &StoredTensor,
+        stored: &Chunk,
+        item: &Item,
+        common: &Chunk,
+        (wanted, out): (&Chunk, &mut [u8]),
+    ) -> Result<(), CheckpointError> {
+        let unit = tensor.dtype.bytes();
+        let n: u64 = stored.sizes.iter().product();
+        let content = self.content(key, item, n * unit)?;
+        let fail = |it: Broken| self.in_item(it, key, item);
+        let (view, data, big_endian) = match &content {
+            Content::Raw(it) => (View::row_major(&stored.sizes), *it, false),
+            Content::Archive(it) => opened(it, tensor, stored).map_err(fail)?,
+            Content::Decoded(it) => opened(it, tensor, stored).map_err(fail)?,
+        };
+        let inside = |of: &Chunk| -> SmallVec<[u64; 4]> {
+            common.offsets.iter().zip(&of.offsets).map(|(at, start)| at - start).collect()
+        };
+        let from = view.from(inside(stored));
+        let to = View::row_major(&wanted.sizes).from(inside(wanted));
+        let swap = if big_endian { tensor.dtype.word() as usize } else { 1 };
+        copy(&common.sizes, unit as usize, swap, (&from, data), (&to, out));
+        Ok(())
+    }
+
+    /// The bytes of an item, whose elements are `n_bytes`.
+    pub(crate) fn content(
+        &self,
+        key: &str,
+        item: &Item,
+        n_bytes: u64,
+    ) -> Result<Content<'_>, CheckpointError> {
+        let bytes = self.bytes(key, item)?;
+        match item.encoding {
+            Encoding::Plain => Ok(Content::Archive(bytes)),
+            Encoding::Zstd => unzstd(bytes, n_bytes)
+                .map(Content::Decoded)
+                .map_err(|it| self.in_item(it, key, item)),
+            Encoding::Raw if bytes.len() as u64 == n_bytes => Ok(Content::Raw(bytes)),
+            Encoding::Raw => {
+                let why = format!("{} bytes, and its shape needs {n_bytes}", bytes.len());
+                Err(self.in_item(Broken::at(0, why), key, item))
+            }
+        }
+    }
+
+    /// The bytes of a file that are an item.
+    pub(crate) fn bytes(&self, key: &str, item: &Item) -> Result<&[u8], CheckpointError> {
+        let file = &self.files[item.file as usize];
+        let map = file.map()?;
+        let bytes = map.bytes();
+        let range = usize::try_from(item.offset)
+            .ok()
+            .and_then(|start| Some(start..start.checked_add(usize::try_from(item.len).ok()?)?));
+        let Some(res) = range.clone().and_then(|it| bytes.get(it)) else {
+            let why = format!(
+                "the item is {} bytes long, and the file ends at byte {}: it is cut off",
+                item.len,
+                bytes.len()
+            );
+            return Err(self.in_item(Broken::at(0, why), key, item));
+        };
+        if item.len > 1 << 20 {
+            map.will_need(range.unwrap_or_default());
+        }
+        Ok(res)
+    }
+
+    /// The folder that names of files are relative to.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The path of a file.
+    pub(crate) fn file_path(&self, file: u32) -> &Path {
+        &self.files[file as usize].path
+    }
+
+    /// A file, mapped.
+    pub(crate) fn map_file(&self, file: u32) -> Result<&Mapped, CheckpointError> {
+        self.files[file as usize].map()
+    }
+
+    pub(crate) fn in_item(&self, it: Broken, key: &str, item: &Item) -> CheckpointError {
+        it.in_item(&self.files[item.file as usize].path, key, item.offset)
+    }
+
+    fn no_key<'a>(
+        &self,
+        what: &'static str,
+        key: &str,
+        keys: impl Iterator<Item = &'a String>,
+    ) -> CheckpointError {
+        // The key that begins and ends most like this one, if that is most of it.
+        let like = |it: &str| {
+            let same = |it: &(char, char)| it.0 == it.1;
+            let start = it.chars().zip(key.chars()).take_while(same).count();
+            let end = it.chars().rev().zip(key.chars().rev()).take_while(same).count();
+            (start + end).min(key.len())
+        };
+        let near = keys.max_by_key(|it| like(it)).filter(|it| like(it) * 3 > key.len() * 2);
+        CheckpointError::NoKey {
+            path: self.path.clone(),
+            what,
+            key: key.to_string(),
+            near: near.cloned(),
+        }
+    }
+}
+
+/// The most bytes that a compressed object may be.
+pub(crate) const MAX_OBJECT: u64 = 64 << 20;
+
+/// What an archive of `torch.save` takes besides its data, generously.
+const ARCHIVE: u64 = 1 << 16;
+
+/// Undoes zstd; `n_bytes` are the elements of the item.
+pub(crate) fn unzstd(bytes: &[u8], n_bytes: u64) -> Result<Vec<u8>, Broken> {
+    let fail = |why: &dyn std::fmt::Display| Broken::at(0, format!("zstd: {why}"));
+    let decoder = StreamingDecoder::new(bytes).map_err(|it| fail(&it))?;
+    let mut res = Vec::new();
+    let most = n_bytes.saturating_add(ARCHIVE);
+    decoder.take(most + 1).read_to_end(&mut res).map_err(|it| fail(&it))?;
+    match res.len() as u64 <= most {
+        true => Ok(res),
+        false => Err(fail(&"more bytes than the item can have")),
+    }
+}
+
+/// The tensor in an archive, which must be what the index says.
+fn opened<'a>(
+    bytes: &'a [u8],
+    tensor: &StoredTensor,
+    stored: &Chunk,
+) -> Result<(View, &'a [u8], bool), Broken> {
+    let item = archive::read_tensor(bytes)?;
+    agrees(&item, tensor, stored)?;
+    let TensorItem { strides, start, big_endian, record, .. } = item;
+    Ok((View { start, strides }, record.bytes, big_endian))
+}
+
+/// Whether the tensor in an item has the type and the sizes of a box.
+pub(crate) fn agrees(
+    item: &TensorItem<'_>,
+    tensor: &StoredTensor,
+    stored: &Chunk,
+) -> Result<(), Broken> {
+    let is_empty = |it: &[u64]| it.contains(&0);
+    let same_sizes = item.sizes == stored.sizes
+        // PyTorch forgets the other sizes of some empty shards.
+        || is_empty(&item.sizes) && is_empty(&stored.sizes);
+    match same_sizes && item.dtype == tensor.dtype {
+        true => Ok(()),
+        false => Err(Broken::at(
+            0,
+            format!(
+                "the item is {}{:?}, and the index says {}{:?}",
+                item.dtype,
+                &item.sizes[..],
+                tensor.dtype,
+                &stored.sizes[..]
+            ),
+        )),
+    }
+}
+
+impl DataFile {
+    fn new(folder: &Path, name: String) -> DataFile {
+        let path = folder.join(&name);
+        DataFile { name, path, map: OnceLock::new() }
+    }
+
+    /// Its content.
+    pub(crate) fn map(&self) -> Result<&Mapped, CheckpointError> {
+        let open =
+            || Mapped::open(&self.path).map_err(|it| CheckpointError::io("read", &self.path, &it));
+        self.map.get_or_init(open).as_ref().map_err(Clone::clone)
+    }
+}
+
+/// A box that is a whole tensor.
+pub(crate) fn whole(shape: &[u64]) -> Chunk {
+    Chunk { offsets: SmallVec::from_elem(0, shape.len()), sizes: shape.into() }
+}
+
+/// What two boxes have in common, if anything.
+pub fn overlap(a: &Chunk, b: &Chunk) -> Option<Chunk> {
+    let mut res = Chunk::default();
+    for dim in 0..a.offsets.len() {
+        let start = a.offsets[dim].max(b.offsets[dim]);
+        let end = (a.offsets[dim] + a.sizes[dim]).min(b.offsets[dim] + b.sizes[dim]);
+        if start >= end {
+            return None;
+        }
+        res.offsets.push(start);
+        res.sizes.push(end - start);
+    }
+    Some(res)
+}
+
+/// Whether a box is within a tensor.
+pub(crate) fn is_within(chunk: &Chunk, shape: &[u64]) -> bool {
+    let mut dims = chunk.offsets.iter().zip(&chunk.sizes).zip(shape);
+    chunk.offsets.len() == shape.len()
+        && chunk.sizes.len() == shape.len()
+        && dims.all(|((&offset, &size), &of)| offset.checked_add(size).is_some_and(|it| it <= of))
+}
+
+/// The folder that `latest` names, or the folder itself.
+fn latest(folder: &Path) -> Result<PathBuf, CheckpointError> {
+    let file = folder.join("latest");
+    if folder.join(".metadata").exists() || !file.is_file() {
+        return Ok(folder.to_path_buf());
+    }
+    let text = fs::read_to_string(&file).map_err(|it| CheckpointError::io("read", &file, &it))?;
+    let name = text.trim();
+    let res = folder.join(name);
+    if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) || !res.is_dir()
+    {
+        let why = format!("its file `latest` names `{name}`, and there is no such folder");
+        return Err(CheckpointError::NoCheckpoint { path: folder.to_path_buf(), why });
+    }
+    Ok(res)
+}
+
+/// Why there is no checkpoint in a folder.
+fn nothing(folder: &Path) -> CheckpointError {
+    let mut names: Vec<String> = fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .filter_map(|it| it.ok()?.file_name().into_string().ok())
+        .collect();
+    names.sort();
+    let below = names.iter().find(|it| folder.join(it).join(".metadata").exists());
+    let why = if let Some(it) = below {
+        format!(
+            "it has no `latest`; name one of its folders, as in `{}`",
+            folder.join(it).display()
+        )
+    } else if let Some(it) = names.iter().find(|it| it.ends_with(".distcp")) {
+        format!(
+            "it has `{it}` and no `.metadata`, which is written last: the save was not finished"
+        )
+    } else {
+        "it has neither `.metadata` nor `*.safetensors`".to_string()
+    };
+    CheckpointError::NoCheckpoint { path: folder.to_path_buf(), why }
+}

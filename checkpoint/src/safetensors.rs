@@ -1,0 +1,220 @@
+//! Folders of safetensors files: what `HuggingFaceStorageWriter` writes, sharded or consolidated, and
+//! model folders of the Hugging Face hub.
+//!
+//! ```text
+//! u64 length of the header | JSON {"name": {dtype, shape, data_offsets}, "__metadata__": {..}} | data
+//! ```
+//!
+//! Shards say where they are in `__metadata__.DCP_SHARDING_INFO`, itself JSON in a string. Nobody says how
+//! large the tensor is: it ends where its last shard does.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ir::placement::Chunk;
+use ir::types::TensorType;
+use serde::Deserialize;
+use smallvec::SmallVec;
+
+use crate::dtype::StoredType;
+use crate::error::{Broken, CheckpointError};
+use crate::map::Mapped;
+use crate::metadata::{Encoding, Item, Metadata, StoredChunk, StoredTensor};
+use crate::open::Found;
+
+/// The header of a file.
+#[derive(Debug, Clone)]
+pub(crate) struct Header {
+    /// Its tensors by name.
+    pub tensors: BTreeMap<String, Slice>,
+}
+
+/// A tensor in a file.
+#[derive(Debug, Clone)]
+pub(crate) struct Slice {
+    /// Its element type.
+    pub dtype: StoredType,
+    /// Its first element in the global tensor.
+    pub offsets: SmallVec<[u64; 4]>,
+    /// Its sizes.
+    pub sizes: SmallVec<[u64; 4]>,
+    /// First byte in the file.
+    pub start: u64,
+    /// How many bytes.
+    pub len: u64,
+}
+
+#[derive(Deserialize)]
+struct Stored {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: (u64, u64),
+}
+
+#[derive(Deserialize)]
+struct Place {
+    saved_offsets: Vec<u64>,
+}
+
+impl Header {
+    /// Reads the header of a file.
+    pub(crate) fn open(path: &Path) -> Result<Header, CheckpointError> {
+        let map = Mapped::open(path).map_err(|it| CheckpointError::io("read", path, &it))?;
+        Header::read(map.bytes()).map_err(|it| it.in_index(path))
+    }
+
+    fn read(bytes: &[u8]) -> Result<Header, Broken> {
+        let cut = || Broken::at(bytes.len(), "the file is cut off: it has no whole header");
+        let len = u64::from_le_bytes(*bytes.first_chunk().ok_or_else(cut)?);
+        let end = usize::try_from(len).ok().and_then(|it| it.checked_add(8));
+        let json = end.and_then(|it| bytes.get(8..it)).ok_or_else(cut)?;
+        let fail = |why: String| Broken::at(8, why);
+        let mut all: BTreeMap<String, serde_json::Value> =
+            serde_json::from_slice(json).map_err(|it| fail(format!("its header: {it}")))?;
+        let about = all.remove("__metadata__");
+        let places = about.as_ref().and_then(|it| it.get("DCP_SHARDING_INFO")?.as_str());
+        let places: BTreeMap<String, Place> = match places {
+            Some(it) => serde_json::from_str(it)
+                .map_err(|it| fail(format!("DCP_SHARDING_INFO in its header: {it}")))?,
+            None => BTreeMap::new(),
+        };
+        let data = bytes.len() as u64 - (8 + len);
+        let slice = |(name, it): (String, serde_json::Value)| {
+            let fail = |why: String| fail(format!("`{name}` in its header: {why}"));
+            let it: Stored = serde_json::from_value(it).map_err(|it| fail(it.to_string()))?;
+            let dtype = StoredType::from_safetensors(&it.dtype)
+                .ok_or_else(|| fail(format!("dtype {} is not one of PyTorch's", it.dtype)))?;
+            if !TensorType::fits(&it.shape) || it.shape.len() > 64 {
+                return Err(fail("its shape is beyond 2^46 elements or 64 dims".into()));
+            }
+            let (start, end) = it.data_offsets;
+            let n: u64 = it.shape.iter().product();
+            if end.checked_sub(start) != Some(n * dtype.bytes()) {
+                return Err(fail(format!(
+                    "bytes {start} to {end} do not hold {dtype}{:?}",
+                    &it.shape[..]
+                )));
+            }
+            if end > data {
+                return Err(fail(format!(
+                    "it ends at byte {end} of the data, which has {data}: the file is cut off"
+                )));
+            }
+            let offsets = match places.get(&name) {
+                Some(it) => SmallVec::from_slice(&it.saved_offsets),
+                None => SmallVec::from_elem(0, it.shape.len()),
+            };
+            if offsets.len() != it.shape.len() {
+                return Err(fail("its saved_offsets have not its number of dims".into()));
+            }
+            let slice = Slice {
+                dtype,
+                offsets,
+                sizes: it.shape.into(),
+                start: 8 + len + start,
+                len: end - start,
+            };
+            Ok((name, slice))
+        };
+        Ok(Header { tensors: all.into_iter().map(slice).collect::<Result<_, Broken>>()? })
+    }
+}
+
+/// The folder of a file.
+pub(crate) fn file_folder(path: &Path) -> PathBuf {
+    path.parent().map_or_else(PathBuf::new, Path::to_path_buf)
+}
+
+/// Opens one file.
+pub(crate) fn open_file(path: &Path) -> Result<Found, CheckpointError> {
+    let name = path.file_name().map(|it| it.to_string_lossy().into_owned()).unwrap_or_default();
+    open_files(&file_folder(path), vec![name])
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// Opens a folder of safetensors files; `None` if it has none.
+pub(crate) fn open(folder: &Path) -> Result<Option<Found>, CheckpointError> {
+    let path = folder.join("model.safetensors.index.json");
+    if path.is_file() {
+        let map = Mapped::open(&path).map_err(|it| CheckpointError::io("read", &path, &it))?;
+        let index: Index = serde_json::from_slice(map.bytes())
+            .map_err(|it| Broken::at(0, it.to_string()).in_index(&path))?;
+        let files: BTreeSet<&String> = index.weight_map.values().collect();
+        if let Some(it) =
+            files.iter().find(|it| it.starts_with('.') || it.contains(['/', '\\', '\0']))
+        {
+            let why = format!("weights are in `{it}`, which is not in this folder");
+            return Err(Broken::at(0, why).in_index(&path));
+        }
+        let mut found = open_files(folder, files.into_iter().cloned().collect())?;
+        for (key, file) in index.weight_map {
+            let stored = found.index.tensors.get(&key);
+            let files = &found.index.files;
+            let is_there = stored
+                .is_some_and(|it| it.chunks.iter().any(|it| files[it.item.file as usize] == file));
+            if !is_there {
+                let text = format!("`{file}` has no `{key}`, which the folder's index says it has");
+                found.index.problems.push(text);
+            }
+        }
+        return Ok(Some(found));
+    }
+    let mut files = Vec::new();
+    let fail = |it: std::io::Error| CheckpointError::io("read", folder, &it);
+    for entry in fs::read_dir(folder).map_err(fail)? {
+        let name = entry.map_err(fail)?.file_name().into_string().unwrap_or_default();
+        if name.ends_with(".safetensors") && !name.starts_with('.') {
+            files.push(name);
+        }
+    }
+    files.sort();
+    match files.is_empty() {
+        true => Ok(None),
+        false => open_files(folder, files).map(Some),
+    }
+}
+
+fn open_files(folder: &Path, files: Vec<String>) -> Result<Found, CheckpointError> {
+    let mut index = Metadata::default();
+    for (file, name) in files.iter().enumerate() {
+        let header = Header::open(&folder.join(name))?;
+        for (key, slice) in header.tensors {
+            let Slice { dtype, offsets, sizes, start, len } = slice;
+            let ends = offsets.iter().zip(&sizes).map(|(at, size)| at.checked_add(*size));
+            let shape = ends.collect::<Option<Vec<u64>>>().filter(|it| TensorType::fits(it));
+            let Some(shape) = shape else {
+                let why = format!("`{key}` in its header ends beyond 2^46 elements");
+                return Err(Broken::at(8, why).in_index(&folder.join(name)));
+            };
+            let item = Item { file: file as u32, offset: start, len, encoding: Encoding::Raw };
+            let chunk = StoredChunk { chunk: Chunk { offsets, sizes }, item };
+            let new = || StoredTensor {
+                dtype,
+                shape: shape.clone(),
+                chunks: Vec::new(),
+                path: Vec::new(),
+            };
+            let tensor = index.tensors.entry(key.clone()).or_insert_with(new);
+            if tensor.dtype != dtype || tensor.shape.len() != shape.len() {
+                index.problems.push(format!("`{key}` in `{name}` is not like in other files"));
+                continue;
+            }
+            let ends = tensor.shape.iter_mut().zip(shape);
+            ends.for_each(|(known, end)| *known = end.max(*known));
+            tensor.chunks.push(chunk);
+        }
+    }
+    for (key, tensor) in &index.tensors {
+        if !TensorType::fits(&tensor.shape) {
+            let why = format!("`{key}` ends beyond 2^46 elements");
+            return Err(Broken::at(0, why).in_index(folder));
+        }
+    }
+    index.files = files;
+    Ok(Found { index, warnings: Vec::new() })
+}

@@ -1,0 +1,342 @@
+//! [`verify`]: whether a checkpoint is whole. Reads every byte of it.
+//!
+//! * Every element of every tensor is in exactly one box ([`crate::cover`]).
+//! * Every item is where the index says, and is what it says: type and sizes.
+//! * Every byte is as it was written, as far as there are checksums: of whole items where planc saved
+//!   ([`crate::sums`]), else those of the archives' records. Files of safetensors have none.
+//!
+//! All problems are found, not only the first.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustc_hash::FxHashMap;
+
+use crate::archive::{self, Archive};
+use crate::error::{Broken, CheckpointError};
+use crate::map::Mapped;
+use crate::metadata::{Encoding, Item, StoredChunk, StoredTensor};
+use crate::open::{Checkpoint, Content, agrees};
+use crate::sums::{self, Sum, crc32};
+
+/// What [`verify`] found.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// What is wrong; nothing, if the checkpoint is whole.
+    pub problems: Vec<Problem>,
+    /// What is worth knowing, and no problem of this checkpoint when planc reads it.
+    pub warnings: Vec<String>,
+    /// Items, where one that two keys share counts once.
+    pub n_items: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Bytes without a checksum of any kind.
+    pub unsummed_bytes: u64,
+}
+
+/// Something that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// Its code, for `planc explain`.
+    pub code: &'static str,
+    /// The file, relative to the checkpoint.
+    pub file: Option<String>,
+    /// The tensor or object.
+    pub key: Option<String>,
+    /// Byte of the file.
+    pub at: Option<u64>,
+    /// The whole of it, in words.
+    pub message: String,
+}
+
+/// What one item is of; a shared one is of several.
+struct Owner<'a> {
+    key: &'a str,
+    /// None for an object.
+    of: Option<(&'a StoredTensor, &'a StoredChunk)>,
+}
+
+/// Checks all of a checkpoint, on as many threads as there are processors.
+pub fn verify(checkpoint: &Checkpoint) -> Report {
+    let mut res = Report { warnings: checkpoint.warnings().to_vec(), ..Report::default() };
+    for why in checkpoint.problems() {
+        let message = why.clone();
+        res.problems.push(Problem { code: "PL0703", file: None, key: None, at: None, message });
+    }
+    for (key, _) in checkpoint.tensors() {
+        if let Err(it) = checkpoint.check_cover(key) {
+            res.problems.push(Problem::of(checkpoint, it, ""));
+        }
+    }
+    let items = items(checkpoint);
+    let files: BTreeSet<u32> = items.iter().map(|it| it.0.file).collect();
+    let names: Vec<&str> = checkpoint.files().collect();
+    let mut side = FxHashMap::default();
+    let mut missing = BTreeSet::new();
+    for &file in &files {
+        let name = names[file as usize];
+        match checkpoint.map_file(file) {
+            Ok(_) => {
+                let sums = read_sums(checkpoint, name).unwrap_or_else(|it| {
+                    res.problems.push(Problem::of(checkpoint, it, name));
+                    None
+                });
+                side.extend(sums.map(|it| (file, it)));
+            }
+            Err(it) => {
+                missing.insert(file);
+                res.problems.push(missing_file(checkpoint, it, file, name, &items));
+            }
+        }
+    }
+    overlaps(checkpoint, &items, &mut res.problems);
+    res.n_items = items.len() as u64;
+    res.bytes = items.iter().map(|it| it.0.len).sum();
+    let is_summed = |it: &Item| it.encoding != Encoding::Raw || side.contains_key(&it.file);
+    res.unsummed_bytes = items.iter().filter(|it| !is_summed(&it.0)).map(|it| it.0.len).sum();
+
+    let next = AtomicUsize::new(0);
+    let found: Mutex<Vec<(usize, Problem)>> = Mutex::new(Vec::new());
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some((item, owners)) = items.get(at) else { break };
+            if missing.contains(&item.file) {
+                continue;
+            }
+            let sums = side.get(&item.file);
+            if let Err(it) = check_item(checkpoint, item, owners, sums) {
+                let problem = Problem::of(checkpoint, it, names[item.file as usize]);
+                found.lock().unwrap_or_else(|it| it.into_inner()).push((at, problem));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let n = std::thread::available_parallelism().map_or(1, |it| it.get());
+        for _ in 1..n.min(items.len()) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    let mut found = found.into_inner().unwrap_or_else(|it| it.into_inner());
+    found.sort_by_key(|it| it.0);
+    res.problems.extend(found.into_iter().map(|it| it.1));
+    res
+}
+
+/// Every item with what it is of, in the order of files and bytes.
+fn items(checkpoint: &Checkpoint) -> Vec<(Item, Vec<Owner<'_>>)> {
+    let mut all: Vec<(Item, Owner<'_>)> = Vec::new();
+    for (key, tensor) in checkpoint.tensors() {
+        let owner = |it| Owner { key, of: Some((tensor, it)) };
+        all.extend(tensor.chunks.iter().map(|it| (it.item, owner(it))));
+    }
+    for key in checkpoint.objects() {
+        all.extend(checkpoint.stored_object(key).map(|it| (it.item, Owner { key, of: None })));
+    }
+    all.sort_by_key(|(it, _)| (it.file, it.offset, it.len, it.encoding == Encoding::Zstd));
+    let mut res: Vec<(Item, Vec<Owner<'_>>)> = Vec::new();
+    for (item, owner) in all {
+        match res.last_mut() {
+            Some((known, owners)) if *known == item => owners.push(owner),
+            _ => res.push((item, vec![owner])),
+        }
+    }
+    res
+}
+
+fn missing_file(
+    checkpoint: &Checkpoint,
+    error: CheckpointError,
+    file: u32,
+    name: &str,
+    items: &[(Item, Vec<Owner<'_>>)],
+) -> Problem {
+    let mut res = Problem::of(checkpoint, error, name);
+    let of_file = || items.iter().filter(|it| it.0.file == file);
+    if let Some((item, owners)) = of_file().next() {
+        res.key = owners.first().map(|it| it.key.to_string());
+        res.at = Some(item.offset);
+        let others = match of_file().count() - 1 {
+            0 => String::new(),
+            n => format!(" and {n} more items"),
+        };
+        let key = res.key.as_deref().unwrap_or_default();
+        res.message = format!("{}; it holds `{key}` at byte {}{others}", res.message, item.offset);
+    }
+    res
+}
+
+/// Items that share some bytes and not all.
+fn overlaps(
+    checkpoint: &Checkpoint,
+    items: &[(Item, Vec<Owner<'_>>)],
+    problems: &mut Vec<Problem>,
+) {
+    for pair in items.windows(2) {
+        let [(a, owners), (b, others)] = pair else { continue };
+        let end = a.offset.saturating_add(a.len);
+        if a.file == b.file && b.offset < end && b.len > 0 {
+            let (key, other) = (owners[0].key, others[0].key);
+            let why = format!("the item ends at byte {end}, within that of `{other}`");
+            let error = checkpoint.in_item(Broken::at(0, why), key, a);
+            let name = checkpoint.files().nth(a.file as usize).unwrap_or_default();
+            problems.push(Problem::of(checkpoint, error, name));
+        }
+    }
+}
+
+/// The checksums of a file by the byte where an item starts; `None` if nobody made any.
+fn read_sums(
+    checkpoint: &Checkpoint,
+    name: &str,
+) -> Result<Option<FxHashMap<u64, Sum>>, CheckpointError> {
+    let path = checkpoint.folder().join(sums::file_name(name));
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let map = Mapped::open(&path).map_err(|it| CheckpointError::io("read", &path, &it))?;
+    let sums = sums::read(map.bytes()).map_err(|it| it.in_index(&path))?;
+    Ok(Some(sums.into_iter().map(|it| (it.at, it)).collect()))
+}
+
+/// Checks the bytes of one item.
+fn check_item(
+    checkpoint: &Checkpoint,
+    item: &Item,
+    owners: &[Owner<'_>],
+    sums: Option<&FxHashMap<u64, Sum>>,
+) -> Result<(), CheckpointError> {
+    let Some(Owner { key, of }) = owners.first() else { return Ok(()) };
+    let bytes = checkpoint.bytes(key, item)?;
+    if let Some(sums) = sums {
+        check_sum(checkpoint, item, owners, bytes, sums)?;
+    }
+    let n_bytes = |(tensor, stored): (&StoredTensor, &StoredChunk)| {
+        stored.chunk.sizes.iter().product::<u64>() * tensor.dtype.bytes()
+    };
+    let content = checkpoint.content(key, item, of.map_or(crate::open::MAX_OBJECT, n_bytes))?;
+    let archive = match &content {
+        // Elements alone: the header was checked when it was read.
+        Content::Raw(_) => return Ok(()),
+        Content::Archive(it) => it,
+        Content::Decoded(it) => it.as_slice(),
+    };
+    let fail = |it: Broken| checkpoint.in_item(it, key, item);
+    if sums.is_none() {
+        for (_, record) in Archive::open(archive).map_err(fail)?.records() {
+            let found = crc32(record.bytes);
+            if found != record.crc32 {
+                return Err(CheckpointError::Checksum {
+                    path: checkpoint.file_path(item.file).to_path_buf(),
+                    key: key.to_string(),
+                    // Of what is compressed, only the whole has a place.
+                    at: item.offset + if item.encoding == Encoding::Plain { record.at } else { 0 },
+                    len: record.bytes.len() as u64,
+                    found,
+                    expect: record.crc32,
+                });
+            }
+        }
+    }
+    let tensor = match of {
+        None => {
+            archive::read_object(archive).map_err(fail)?;
+            None
+        }
+        Some(_) => Some(archive::read_tensor(archive).map_err(fail)?),
+    };
+    for owner in owners {
+        let fail = |it: Broken| checkpoint.in_item(it, owner.key, item);
+        match (&tensor, owner.of) {
+            (Some(found), Some((tensor, stored))) => {
+                agrees(found, tensor, &stored.chunk).map_err(fail)?;
+            }
+            (None, None) => {}
+            _ => {
+                let why = "one item cannot be a tensor and an object";
+                return Err(fail(Broken::at(0, why)));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks the checksum beside a file, and that it is of this item.
+fn check_sum(
+    checkpoint: &Checkpoint,
+    item: &Item,
+    owners: &[Owner<'_>],
+    bytes: &[u8],
+    sums: &FxHashMap<u64, Sum>,
+) -> Result<(), CheckpointError> {
+    let key = owners[0].key;
+    let fail = |why: String| checkpoint.in_item(Broken::at(0, why), key, item);
+    let Some(sum) = sums.get(&item.offset) else {
+        return Err(fail("the file of checksums has none of this item".into()));
+    };
+    let is_it = |owner: &Owner<'_>| {
+        let offsets = owner.of.map(|it| it.1.chunk.offsets.to_vec());
+        owner.key == sum.key && offsets == sum.offsets
+    };
+    if !owners.iter().any(is_it) || sum.len != item.len {
+        let of = sum.offsets.as_ref().map_or(String::new(), |it| format!(" {it:?}"));
+        return Err(fail(format!(
+            "the file of checksums has `{}`{of} of {} bytes here: it is of another save or another file",
+            sum.key, sum.len
+        )));
+    }
+    let found = crc32(bytes);
+    match found == sum.crc32 {
+        true => Ok(()),
+        false => Err(CheckpointError::Checksum {
+            path: checkpoint.file_path(item.file).to_path_buf(),
+            key: key.to_string(),
+            at: item.offset,
+            len: item.len,
+            found,
+            expect: sum.crc32,
+        }),
+    }
+}
+
+impl Problem {
+    /// An error, in the file of this name.
+    fn of(checkpoint: &Checkpoint, error: CheckpointError, file: &str) -> Problem {
+        let (key, at) = match &error {
+            CheckpointError::Item { key, at, .. } | CheckpointError::Checksum { key, at, .. } => {
+                (Some(key.clone()), Some(*at))
+            }
+            CheckpointError::Refused { key, at, .. } => (key.clone(), Some(*at)),
+            CheckpointError::Index { at, .. } => (None, Some(*at)),
+            CheckpointError::Cover { key, .. } => (Some(key.clone()), None),
+            CheckpointError::NoCheckpoint { .. }
+            | CheckpointError::Io { .. }
+            | CheckpointError::NoKey { .. }
+            | CheckpointError::Outside { .. } => (None, None),
+        };
+        let folder = format!("{}/", checkpoint.folder().display());
+        Problem {
+            code: error.code(),
+            file: (!file.is_empty()).then(|| file.to_string()),
+            key,
+            at,
+            message: error.to_string().replace(&folder, ""),
+        }
+    }
+}
+
+/// Names of data files in the folder that the index does not name: what is left of another save.
+pub fn unnamed_files(checkpoint: &Checkpoint) -> Vec<String> {
+    let known: BTreeSet<&str> = checkpoint.files().collect();
+    let mut res: Vec<String> = fs::read_dir(checkpoint.folder())
+        .into_iter()
+        .flatten()
+        .filter_map(|it| it.ok()?.file_name().into_string().ok())
+        .filter(|it| it.ends_with(".distcp") && !known.contains(it.as_str()))
+        .collect();
+    res.sort();
+    res
+}

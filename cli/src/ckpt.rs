@@ -1,0 +1,124 @@
+//! `planc ckpt`: looks at checkpoints, those of PyTorch too, without a model, a mesh or a plan; and cuts them
+//! anew for one.
+
+mod diff;
+mod ls;
+mod reshard;
+mod show;
+mod verify;
+
+use std::path::{Path, PathBuf};
+
+use checkpoint::{Checkpoint, CheckpointError};
+
+use crate::glob::glob;
+use crate::report::{Failure, Outcome, Ui};
+
+/// Lists, shows, checks, compares and reshards checkpoints.
+///
+/// A checkpoint is a folder in the format of torch.distributed.checkpoint, as planc and PyTorch write it, a
+/// folder whose file `latest` names one, a folder of safetensors files, or one such file.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    Ls(ls::Args),
+    Show(show::Args),
+    Verify(verify::Args),
+    Diff(diff::Args),
+    Reshard(reshard::Args),
+}
+
+/// One checkpoint, and which of its keys are meant.
+#[derive(Debug, clap::Args)]
+struct One {
+    /// The checkpoint.
+    path: PathBuf,
+    #[command(flatten)]
+    keys: Keys,
+}
+
+/// Which keys are meant.
+#[derive(Debug, clap::Args)]
+struct Keys {
+    /// Only keys that fit; `*` stands for any text, `?` and `[qk]` for a character.
+    #[arg(long, value_name = "GLOB")]
+    param: Option<String>,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, ui: &Ui) -> Outcome {
+    match &args.command {
+        Command::Ls(args) => ls::run(args, ui),
+        Command::Show(args) => show::run(args, ui),
+        Command::Verify(args) => verify::run(args, ui),
+        Command::Diff(args) => diff::run(args, ui),
+        Command::Reshard(args) => reshard::run(args, ui),
+    }
+}
+
+impl Keys {
+    fn fit(&self, key: &str) -> bool {
+        self.param.as_ref().is_none_or(|it| glob(it, key))
+    }
+
+    /// An error, if a pattern fits nothing.
+    fn check(&self, checkpoint: &Checkpoint) -> Outcome {
+        let mut keys = checkpoint.tensors().map(|it| it.0).chain(checkpoint.objects());
+        match &self.param {
+            Some(pattern) if !keys.any(|it| glob(pattern, it)) => {
+                let message = format!("no key is like `{pattern}`");
+                Err(Failure::new("PL0707", message)
+                    .in_file(checkpoint.path())
+                    .help("`*` stands for any text, as in `*.q_proj.weight`; `planc ckpt ls` lists all keys"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn open(path: &Path) -> Outcome<Checkpoint> {
+    Checkpoint::open(path).map_err(|it| failure(&it))
+}
+
+/// An error of a checkpoint as the user sees it.
+pub fn failure(error: &CheckpointError) -> Box<Failure> {
+    let help = match error {
+        CheckpointError::NoCheckpoint { .. } | CheckpointError::Io { .. } => {
+            "a checkpoint is a folder with `.metadata`, one whose `latest` names it, or safetensors files"
+        }
+        CheckpointError::Index { .. } | CheckpointError::Item { .. } => {
+            "`planc ckpt verify` lists all that is wrong; copy the checkpoint again, or use an older one"
+        }
+        CheckpointError::Refused { .. } => {
+            "planc runs nothing that a file names; do not load this in Python unless you know who made it"
+        }
+        CheckpointError::Checksum { .. } => "copy the checkpoint again, or use an older one",
+        CheckpointError::NoKey { .. } => "`planc ckpt ls` lists all keys",
+        CheckpointError::Cover { .. } => {
+            "a file of the checkpoint, or the index of a rank, is missing; `planc ckpt verify` says more"
+        }
+        CheckpointError::Outside { .. } => "`planc ckpt ls` lists all shapes",
+    };
+    Failure::new(error.code(), clean(&error.to_string())).help(help)
+}
+
+/// Text out of a file, without what would move the cursor of a terminal.
+fn clean(text: &str) -> String {
+    let char = |it: char| match it.is_control() {
+        true => it.escape_default().to_string(),
+        false => it.to_string(),
+    };
+    text.chars().map(char).collect()
+}
+
+/// `[0,3) x [0,2)`.
+fn box_text(chunk: &ir::placement::Chunk) -> String {
+    let dims = chunk.offsets.iter().zip(&chunk.sizes);
+    let dims: Vec<String> = dims.map(|(at, size)| format!("[{at},{})", at + size)).collect();
+    if dims.is_empty() { "the number".to_string() } else { dims.join(" x ") }
+}
