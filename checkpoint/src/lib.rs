@@ -37,4 +37,5 @@ pub mod verify;
 pub use dtype::StoredType;
 pub use error::CheckpointError;
 pub use metadata::{Encoding, Item, Metadata, PathPart, StoredChunk, StoredObject, StoredTensor};
+pub use map::Mapped;
 pub use open::{Checkpoint, overlap};

@@ -1,6 +1,6 @@
 //! Files in memory.
 
-// Mapping a file is unsafe wherever it is done; this is the one place of this crate.
+// Mapping a file is unsafe wherever it is done; this is the one place.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -28,8 +28,8 @@ impl Mapped {
         let map = match metadata.len() {
             0 => None,
             // SAFETY: the map is read-only and read as plain bytes, for which any content is valid.
-            // Nobody may change the file while it is used: a checkpoint is never written in place, and a
-            // truncation ends the process with SIGBUS.
+            // Nobody may change the file while it is used: no checkpoint is written in place, nor what a run
+            // reads, and a truncation ends the process with SIGBUS.
             _ => Some(unsafe { Mmap::map(&file) }?),
         };
         Ok(Mapped { map })
