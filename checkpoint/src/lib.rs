@@ -30,6 +30,7 @@ mod open;
 pub mod pickle;
 mod recover;
 mod safetensors;
+pub mod save;
 pub mod sums;
 pub mod verify;
 

@@ -207,7 +207,8 @@ impl fmt::Display for Report<'_> {
             }
             _ => self.failure.message.clone(),
         };
-        f.write_str(&wrapped(&message, WIDTH - "  x ".len()).join("\n"))
+        let lines = message.lines().flat_map(|it| wrapped(it, WIDTH - "  x ".len()));
+        f.write_str(&lines.collect::<Vec<String>>().join("\n"))
     }
 }
 

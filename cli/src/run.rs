@@ -1,5 +1,6 @@
 //! `planc run`: trains a plan.
 
+mod checkpoint;
 mod compare;
 
 use std::path::{Path, PathBuf};
@@ -8,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ir::plan::Plan;
-use runtime::{Place, RunError, StepReport, TokenWidth, TrainOptions};
+use runtime::{
+    Event, LoadReport, Place, RunError, SaveReport, StepReport, TokenWidth, TrainOptions,
+};
 use serde_json::json;
 
 use crate::input::{self, PlanArgs};
@@ -26,7 +29,7 @@ use crate::words::mesh_text;
 pub struct Args {
     #[command(flatten)]
     plan: PlanArgs,
-    /// Steps to train; by default those of the model.
+    /// Train up to this step, counted from the beginning also after --load; by default those of the model.
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
     /// Token files: .bin, .safetensors with a tensor `tokens`, or text read as bytes.
@@ -36,7 +39,7 @@ pub struct Args {
     #[arg(long, value_enum, value_name = "TYPE")]
     token_type: Option<TokenType>,
     /// Initial weights by parameter name.
-    #[arg(long, value_name = "FILE.safetensors", num_args = 1..)]
+    #[arg(long, value_name = "FILE.safetensors", num_args = 1.., conflicts_with = "load")]
     weights: Vec<PathBuf>,
     /// Write one line of JSON a step.
     #[arg(long, value_name = "FILE.jsonl")]
@@ -44,12 +47,14 @@ pub struct Args {
     /// Print every K-th step, besides the first and the last.
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     log_every: u64,
-    /// Seed of weights, dropout and generated data; by default that of the model.
+    /// Seed of weights, dropout and generated data; by default that of the checkpoint or the model.
     #[arg(long)]
     seed: Option<u64>,
     /// Run every instruction on the CPU too, and name the first that differs. Slow.
     #[arg(long, value_enum, value_name = "DEVICE")]
     compare: Option<Reference>,
+    #[command(flatten)]
+    checkpoint: checkpoint::CheckpointArgs,
     #[command(flatten)]
     place: PlaceArgs,
 }
@@ -88,7 +93,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let quiet = Ui { quiet: ui.quiet || !speaks, ..*ui };
     let mut log = Log::new(&plan, args, &options, &quiet);
     log.heard = speaks;
-    let result = runtime::train(&plan, &options, |it| log.step(it));
+    let result = runtime::train(&plan, &options, |it| log.event(&it));
     log.bar.finish_and_clear();
     result.map_err(|it| failure(&it, &args.plan.input))?;
     log.end();
@@ -111,6 +116,8 @@ impl Args {
             metrics: self.metrics.clone(),
             log_every: self.log_every,
             seed: self.seed,
+            save: self.checkpoint.save(),
+            load: self.checkpoint.load(),
             place,
         }
     }
@@ -141,7 +148,9 @@ struct Log<'a> {
     bar: ProgressBar,
     /// Printed with the first step, so that a run that cannot start prints no results.
     title: String,
-    start: Instant,
+    /// Steps that were done before.
+    start: u64,
+    began: Instant,
     /// Somebody reads stdout; training goes on without.
     heard: bool,
     /// A loss that is no number was reported.
@@ -166,7 +175,8 @@ impl<'a> Log<'a> {
             steps,
             bar,
             title: title(plan, args),
-            start: Instant::now(),
+            start: 0,
+            began: Instant::now(),
             heard: true,
             warned: false,
             first: None,
@@ -176,12 +186,50 @@ impl<'a> Log<'a> {
         }
     }
 
+    fn event(&mut self, event: &Event<'_>) {
+        match event {
+            Event::Loaded(report) => self.loaded(report),
+            Event::Step(report) => self.step(report),
+            Event::Saved(report) => self.saved(report),
+            Event::Warning(text) => self.warn(text),
+        }
+    }
+
+    fn loaded(&mut self, report: &LoadReport) {
+        self.start = report.step;
+        self.bar.set_position(report.step.min(self.steps));
+        match self.ui.format {
+            Format::Text => self.title.push_str(&checkpoint::loaded_text(report)),
+            Format::Json if self.ui.quiet => (),
+            Format::Json => self.say(&format!("{}\n", checkpoint::loaded_json(report))),
+        }
+    }
+
+    fn saved(&mut self, report: &SaveReport) {
+        if !self.ui.quiet {
+            let line = match self.ui.format {
+                Format::Text => checkpoint::saved_text(report),
+                Format::Json => format!("{}\n", checkpoint::saved_json(report)),
+            };
+            self.say(&line);
+        }
+    }
+
+    fn warn(&self, warning: &str) {
+        let text = match self.ui.format {
+            Format::Text => format!("warning: {warning}\n"),
+            Format::Json => format!("{}\n", json!({ "warning": warning })),
+        };
+        self.bar.suspend(|| print_aside(&text));
+    }
+
     fn step(&mut self, report: &StepReport) {
         self.bar.set_message(report.loss.map_or(String::new(), |it| format!("loss {it:.4}")));
         self.bar.inc(1);
         self.tokens += report.tokens;
         self.busy += Duration::from_secs_f64(report.seconds);
-        if self.options.logs(report.step, self.steps) && !self.ui.quiet {
+        let logged = self.first.is_none() || self.options.logs(report.step, self.steps);
+        if logged && !self.ui.quiet {
             let line = match self.ui.format {
                 Format::Text if self.first.is_none() => self.title.clone() + &step_text(report),
                 Format::Text => step_text(report),
@@ -194,13 +242,7 @@ impl<'a> Log<'a> {
             self.warned = true;
             warnings.push(format!("loss is {loss} at step {}", report.step));
         }
-        for warning in warnings {
-            let text = match self.ui.format {
-                Format::Text => format!("warning: {warning}\n"),
-                Format::Json => format!("{}\n", json!({ "warning": warning })),
-            };
-            self.bar.suspend(|| print_aside(&text));
-        }
+        warnings.iter().for_each(|it| self.warn(it));
         self.first.get_or_insert_with(|| report.clone());
         self.last = Some(report.clone());
     }
@@ -212,8 +254,13 @@ impl<'a> Log<'a> {
     }
 
     fn end(&mut self) {
-        let (Some(first), Some(last)) = (&self.first, &self.last) else { return };
-        let seconds = self.start.elapsed().as_secs_f64();
+        let (Some(first), Some(last)) = (&self.first, &self.last) else {
+            if self.ui.format == Format::Text && !self.ui.quiet {
+                self.say(&self.title.clone());
+            }
+            return;
+        };
+        let seconds = self.began.elapsed().as_secs_f64();
         let tps = self.tokens as f64 / self.busy.as_secs_f64().max(1e-9);
         if self.ui.format == Format::Json {
             let summary = json!({
@@ -230,7 +277,7 @@ impl<'a> Log<'a> {
             (Some(a), Some(b)) => format!(", loss {a:.4} -> {b:.4}"),
             _ => String::new(),
         };
-        let steps = plural(last.step, "step");
+        let steps = plural(last.step - self.start, "step");
         let tps = grouped(tps as u64);
         self.say(&format!("trained {steps} in {seconds:.1} s{loss}, {tps} tokens/s\n"));
     }
@@ -249,7 +296,10 @@ fn title(plan: &Plan, args: &Args) -> String {
         plan.name,
         mesh_text(&plan.mesh),
         short(parameters),
-        list(&args.weights, "random"),
+        match args.checkpoint.load() {
+            Some(load) => load.path.display().to_string(),
+            None => list(&args.weights, "random"),
+        },
         list(&args.data, "generated"),
     )
 }

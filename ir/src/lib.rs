@@ -8,6 +8,7 @@
 
 pub mod amax;
 pub mod build;
+pub mod checkpoint;
 pub mod graph;
 pub mod model;
 pub mod ops;

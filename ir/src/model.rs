@@ -23,7 +23,7 @@ pub use error::{At, ModelError, Problem};
 pub use layout::{Axes, Layout, Tp};
 pub use locate::locate;
 pub use mesh::MeshSpec;
-pub use names::Names;
+pub use names::{Names, glob};
 pub use params::ParamSpec;
 pub use range::{Fields, MAX_SIZE};
 pub use schema::Model;

@@ -5,7 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
+use ::checkpoint::{CheckpointError, StoredType};
 use ir::Phase;
+use ir::checkpoint::LayoutError;
 use ir::plan::PlanSection;
 
 /// See the [module docs](self).
@@ -504,6 +506,96 @@ pub enum RunError {
         /// The other.
         second: String,
     },
+    /// A checkpoint that cannot be read or written.
+    #[error("{0}")]
+    Checkpoint(Box<CheckpointError>),
+    /// A plan whose state cannot be saved.
+    #[error("{0}")]
+    Layout(LayoutError),
+    /// A checkpoint that was not completed. Those before it are as they were.
+    #[error("checkpoint `{}` was not saved: rank {rank}: {why}", path.display())]
+    NotSaved {
+        /// Where it would be.
+        path: PathBuf,
+        /// The rank that could not write.
+        rank: u64,
+        /// Its error, which names the file.
+        why: String,
+    },
+    /// A checkpoint that is not of this plan.
+    #[error(
+        "checkpoint `{}` does not fit the plan: {}; load it with the model that it was saved with, or \
+         permit it with --allow-missing, --allow-unexpected or --cast",
+        path.display(), problems.iter().map(|it| format!("\n{it}")).collect::<String>()
+    )]
+    LoadMismatch {
+        /// The checkpoint.
+        path: PathBuf,
+        /// All that differs.
+        problems: Vec<LoadProblem>,
+    },
+}
+
+/// One thing in which a checkpoint and a plan differ.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LoadProblem {
+    /// The checkpoint lacks it.
+    #[error("missing: `{key}`")]
+    Missing {
+        /// Its key.
+        key: String,
+    },
+    /// The plan lacks it.
+    #[error("unexpected: `{key}`")]
+    Unexpected {
+        /// Its key.
+        key: String,
+    },
+    /// Other sizes.
+    #[error("shape: `{key}` is {found:?} and must be {expected:?}")]
+    Shape {
+        /// Its key.
+        key: String,
+        /// Sizes in the checkpoint.
+        found: Vec<u64>,
+        /// Sizes in the plan.
+        expected: Vec<u64>,
+    },
+    /// Another element type.
+    #[error(
+        "type: `{key}` is {found} and must be {expected}{}",
+        if *can_cast { " (--cast rounds it)" } else { "" }
+    )]
+    Type {
+        /// Its key.
+        key: String,
+        /// Type in the checkpoint.
+        found: StoredType,
+        /// Type in the plan.
+        expected: StoredType,
+        /// Whether one can be rounded to the other.
+        can_cast: bool,
+    },
+    /// What should be one number.
+    #[error("`{key}` is {found} and must be one number")]
+    Number {
+        /// Its key.
+        key: String,
+        /// What it is.
+        found: String,
+    },
+}
+
+impl From<CheckpointError> for RunError {
+    fn from(it: CheckpointError) -> RunError {
+        RunError::Checkpoint(Box::new(it))
+    }
+}
+
+impl From<LayoutError> for RunError {
+    fn from(it: LayoutError) -> RunError {
+        RunError::Layout(it)
+    }
 }
 
 impl RunError {
@@ -559,6 +651,10 @@ impl RunError {
             RunError::WeightShapes { .. } => "PL0531",
             RunError::WeightDType { .. } => "PL0532",
             RunError::WeightsDiffer { .. } => "PL0533",
+            RunError::Checkpoint(it) => it.code(),
+            RunError::Layout(_) => "PL0750",
+            RunError::NotSaved { .. } => "PL0751",
+            RunError::LoadMismatch { .. } => "PL0752",
         }
     }
 
@@ -617,7 +713,11 @@ impl RunError {
             | RunError::WeightNames { .. }
             | RunError::WeightShapes { .. }
             | RunError::WeightDType { .. }
-            | RunError::WeightsDiffer { .. } => false,
+            | RunError::WeightsDiffer { .. }
+            | RunError::Checkpoint(_)
+            | RunError::Layout(_)
+            | RunError::NotSaved { .. }
+            | RunError::LoadMismatch { .. } => false,
         }
     }
 

@@ -26,7 +26,11 @@ pub trait Backend {
     /// Replaces the content of a buffer from byte `offset` on, padding included. Nothing is queued.
     fn write_at(&mut self, buffer: Buffer, offset: usize, bytes: &[u8]) -> Result<(), RunError>;
     /// The content of a buffer, padding included. Nothing is queued.
-    fn read(&self, buffer: Buffer, bytes: &mut [u8]) -> Result<(), RunError>;
+    fn read(&self, buffer: Buffer, bytes: &mut [u8]) -> Result<(), RunError> {
+        self.read_at(buffer, 0, bytes)
+    }
+    /// The content of a buffer from byte `offset` on. Nothing is queued.
+    fn read_at(&self, buffer: Buffer, offset: usize, bytes: &mut [u8]) -> Result<(), RunError>;
     /// The instruction at work, or that failed.
     fn at(&self) -> Option<At>;
     /// From now on, whether the time of each instruction is kept. Keeping it takes time itself.

@@ -2,11 +2,13 @@
 //!
 //! Reading order: [`bind`] (a plan becomes the program of one rank), [`exec`] (the loop over it),
 //! [`backend`] (what runs an instruction), [`comm`] (how ranks meet), [`launch`] (which ranks run in
-//! this process), [`session`] (those ranks at work), [`mod@train`] (the training loop).
+//! this process), [`session`] (those ranks at work), [`mod@checkpoint`] (their state on disk),
+//! [`mod@train`] (the training loop).
 
 pub mod backend;
 pub mod bench;
 pub mod bind;
+pub mod checkpoint;
 pub mod comm;
 pub mod data;
 pub mod error;
@@ -21,9 +23,10 @@ pub mod train;
 pub mod weights;
 
 pub use bench::{BenchOptions, BenchReport, bench};
+pub use checkpoint::{Busy, LoadOptions, LoadReport, OnFailure, SaveOptions, SaveReport};
 pub use data::{Batch, Data, TokenWidth};
 pub use error::RunError;
 pub use launch::{Launch, LaunchFlags};
 pub use place::{Device, Place};
 pub use session::{RANKS_MAX, Session, SessionOptions, StepReport};
-pub use train::{TrainOptions, train};
+pub use train::{Event, TrainOptions, train};

@@ -24,14 +24,14 @@ use half::slice::HalfFloatSliceExt;
 use ir::DType;
 use ir::graph::Name;
 use ir::ops::Tensor;
-use ir::placement::{CopyRuns, DimLayout, ReduceOp, copy_runs, for_each_copy};
+use ir::placement::{Chunk, CopyRuns, DimLayout, ReduceOp, copy_runs, for_each_copy};
 use ir::plan::{Buffer, Plan, PlanSection, Role};
 use ir::random::{philox4x32_10, stream_key};
 use smallvec::SmallVec;
 
 use crate::backend::cpu::{CpuBackend, CpuOptions};
 use crate::bind::{self, BoundPlan, bind, coord_name, describe};
-use crate::comm::control::{Control, positions_text};
+use crate::comm::control::{Control, Fault, positions_text};
 use crate::comm::local::World;
 use crate::data::Batch;
 use crate::error::RunError;
@@ -110,11 +110,13 @@ struct RankThread {
 type Job = Box<dyn FnOnce(&mut Rank) + Send>;
 
 /// What a rank's thread works with.
-struct Rank {
+pub(crate) struct Rank {
     plan: Arc<Plan>,
-    bound: Arc<BoundPlan>,
+    pub(crate) bound: Arc<BoundPlan>,
     control: Arc<dyn Control>,
-    backend: Box<dyn Backend>,
+    pub(crate) backend: Box<dyn Backend>,
+    /// Boxes of tensors that the plan has no use for, to be saved again.
+    pub(crate) kept: Vec<Vec<(Chunk, Vec<u8>)>>,
     /// Whether it answers for the ranks of this process.
     first: bool,
     /// How many threads it may use to make values.
@@ -178,6 +180,16 @@ impl Session {
     /// Whether rank 0, which reports, is in this process.
     pub fn is_first(&self) -> bool {
         self.hosted.is_first()
+    }
+
+    /// The ranks of this process, in order.
+    pub(crate) fn ranks_here(&self) -> Vec<u64> {
+        self.hosted.ranks.iter().map(|it| it.rank).collect()
+    }
+
+    /// What ends all ranks.
+    pub(crate) fn fault(&self) -> Arc<Fault> {
+        self.hosted.fault.clone()
     }
 
     /// The plan.
@@ -279,7 +291,7 @@ impl Session {
                 return Ok((Vec::new(), warnings));
             }
             let plan = rank.plan.clone();
-            let result = |(name, buffer): &(Name, Buffer)| {
+            let result = |(name, buffer): &(Name, Buffer)| -> Result<(Name, f32), RunError> {
                 let values = rank.floats(*buffer)?;
                 Ok((name.clone(), values.first().copied().unwrap_or(f32::NAN)))
             };
@@ -453,7 +465,7 @@ impl Session {
     }
 
     /// Does `job` on every rank at once and returns what they return, in rank order.
-    fn on_all<R: Send + 'static>(
+    pub(crate) fn on_all<R: Send + 'static>(
         &self,
         job: impl Fn(&mut Rank) -> Result<R, RunError> + Send + Sync + 'static,
     ) -> Result<Vec<R>, RunError> {
@@ -590,7 +602,9 @@ fn make_rank(
         Ok((bound, backend))
     }));
     match made.unwrap_or_else(|it| Err(panic_error(&*it))) {
-        Ok((bound, backend)) => Ok(Rank { plan, bound, control, backend, first, threads }),
+        Ok((bound, backend)) => {
+            Ok(Rank { plan, bound, control, backend, kept: Vec::new(), first, threads })
+        }
         Err(error) => Err((control, error)),
     }
 }

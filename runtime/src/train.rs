@@ -4,11 +4,19 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use std::sync::Arc;
+
+use checkpoint::save::Position;
+use ir::checkpoint::CheckpointLayout;
 use ir::plan::{Plan, Role};
+use ir::random::stream_key;
 use serde::Serialize;
 
+use crate::checkpoint::load::{LoadOptions, LoadReport, Loaded};
+use crate::checkpoint::save::{SaveOptions, SaveReport, Saved, Saver, run_id};
 use crate::data::{Data, TokenWidth};
 use crate::error::RunError;
+use crate::launch::Hosted;
 use crate::place::Place;
 use crate::session::{Session, SessionOptions, StepReport};
 use crate::weights::Weights;
@@ -16,7 +24,7 @@ use crate::weights::Weights;
 /// What `planc run` can be told; what is absent is taken from the plan.
 #[derive(Debug, Clone, Default)]
 pub struct TrainOptions {
-    /// Steps to train.
+    /// The step to train up to, counted from the beginning, also if a checkpoint is loaded.
     pub steps: Option<u64>,
     /// Token files; none for synthetic data.
     pub data: Vec<PathBuf>,
@@ -30,8 +38,25 @@ pub struct TrainOptions {
     pub log_every: u64,
     /// Seed of initial weights, dropout and synthetic data.
     pub seed: Option<u64>,
+    /// When and where to save; never, if not given.
+    pub save: Option<SaveOptions>,
+    /// The checkpoint to go on from.
+    pub load: Option<LoadOptions>,
     /// Where to run.
     pub place: Place,
+}
+
+/// What happens while a plan is trained.
+#[derive(Debug)]
+pub enum Event<'a> {
+    /// A checkpoint was loaded; training goes on from there.
+    Loaded(&'a LoadReport),
+    /// A step was done.
+    Step(&'a StepReport),
+    /// A checkpoint was saved.
+    Saved(&'a SaveReport),
+    /// What the user should know.
+    Warning(&'a str),
 }
 
 /// One line of `--metrics`. JSON has no NaN: it is `null`.
@@ -60,63 +85,163 @@ impl TrainOptions {
     }
 }
 
-/// Trains a plan and calls `on_step` after every step. The session that it returns has the weights.
+/// Trains a plan and tells of every step. The session that it returns has the weights.
 pub fn train(
     plan: &Plan,
     options: &TrainOptions,
-    mut on_step: impl FnMut(&StepReport),
+    mut on_event: impl FnMut(Event<'_>),
 ) -> Result<Session, RunError> {
     let inputs = plan.buffers.values().filter(|it| it.role == Role::Input);
     if let Some(input) = inputs.map(|it| &it.name).find(|it| !INPUTS.contains(&it.as_str())) {
         return Err(RunError::UnknownInput { name: input.clone() });
     }
     check_batch(plan)?;
-    let seed = options.seed.unwrap_or(plan.run.seed);
     // Ranks meet first: what goes wrong on one of them then ends all.
-    let hosted = options.place.host(plan, &[("seed", seed), ("steps", options.steps(plan))])?;
-    let data = match open_data(plan, options, seed) {
-        Ok(data) => data,
+    let hosted = options.place.host(plan, &facts(plan, options))?;
+    let start = match Start::of(plan, options, &hosted) {
+        Ok(start) => start,
         Err(error) => return Err(hosted.fail(error)),
     };
-    let session = SessionOptions { seed, ..SessionOptions::default() };
+    let session = SessionOptions { seed: start.position.seed, ..SessionOptions::default() };
     let session = options.place.start(plan, &session, hosted)?;
-    match run(&session, &data, options, &mut on_step) {
+    match run(&session, start, options, &mut on_event) {
         Ok(()) => Ok(session),
         Err(error) => Err(session.fail(error)),
     }
 }
 
-fn open_data(plan: &Plan, options: &TrainOptions, seed: u64) -> Result<Data, RunError> {
-    let data = match options.data.is_empty() {
-        true => Data::synthetic(&plan.run, seed),
-        false => Data::open(&options.data, &plan.run, options.token_width)?,
-    };
-    data.check_steps(options.steps(plan))?;
-    Ok(data)
+/// What must be the same on all ranks.
+fn facts(plan: &Plan, options: &TrainOptions) -> Vec<(&'static str, u64)> {
+    let mut res =
+        vec![("seed", options.seed.unwrap_or(plan.run.seed)), ("steps", options.steps(plan))];
+    // Folders may have another name on another machine.
+    if let Some(it) = &options.save {
+        res.push((
+            "save",
+            stream_key(&format!("{:?}", (it.every, it.keep, it.background, it.busy))),
+        ));
+    }
+    if let Some(it) = &options.load {
+        res.push((
+            "load",
+            stream_key(&format!("{:?}", (&it.allow_missing, &it.allow_unexpected, it.cast))),
+        ));
+    }
+    res
+}
+
+/// Where training starts: at the beginning, or where a checkpoint ends.
+struct Start {
+    position: Position,
+    loaded: Option<Loaded>,
+    data: Data,
+    /// The same on all ranks, and differs between runs.
+    run: String,
+}
+
+impl Start {
+    fn of(plan: &Plan, options: &TrainOptions, hosted: &Hosted) -> Result<Start, RunError> {
+        let first = &hosted.ranks[0];
+        let run = match first.threads {
+            true => run_id(),
+            false => {
+                let sent =
+                    first.control.broadcast((first.rank == 0).then(|| run_id().into_bytes()))?;
+                String::from_utf8_lossy(&sent).into_owned()
+            }
+        };
+        let loaded = options.load.as_ref().map(|it| Loaded::open(plan, it)).transpose()?;
+        let saved = loaded.as_ref().and_then(|it| it.seed);
+        let seed = options.seed.or(saved).unwrap_or(plan.run.seed);
+        let position = match &loaded {
+            Some(it) => it.at(seed),
+            None => Position { step: 0, sample: 0, seed },
+        };
+        let data = match options.data.is_empty() {
+            true => Data::synthetic(&plan.run, seed),
+            false => Data::open(&options.data, &plan.run, options.token_width)?,
+        };
+        let steps = options.steps(plan).saturating_sub(position.step);
+        data.check_steps(position.sample / plan.run.global_batch + steps)?;
+        Ok(Start { position, loaded, data, run })
+    }
+
+    /// What is saved from here on.
+    fn layout(&self, plan: &Plan) -> Result<CheckpointLayout, RunError> {
+        match &self.loaded {
+            Some(it) => Ok(it.layout.clone()),
+            None => Ok(CheckpointLayout::of(plan)?),
+        }
+    }
 }
 
 fn run(
     session: &Session,
-    data: &Data,
+    start: Start,
     options: &TrainOptions,
-    on_step: &mut dyn FnMut(&StepReport),
+    on_event: &mut dyn FnMut(Event<'_>),
 ) -> Result<(), RunError> {
     let plan = session.plan();
-    if !options.weights.is_empty() {
-        session.load_weights(&Weights::open(plan, &options.weights)?)?;
-    }
+    let mut saver = match &options.save {
+        Some(save) => {
+            let (layout, run) = (Arc::new(start.layout(plan)?), start.run.clone());
+            Some(Saver::new(session, layout, run, save, options.place.timeout)?)
+        }
+        None => None,
+    };
+    let Start { mut position, loaded, data, .. } = start;
     let metrics = options.metrics.as_deref().filter(|_| session.is_first());
     let mut metrics = metrics.map(MetricsFile::create).transpose()?;
-    session.prepare()?;
-    for step in 1..=options.steps(plan) {
-        let batch = data.batch(step - 1)?;
+    if let Some(loaded) = loaded {
+        let report = loaded.apply(session, position.seed)?;
+        report.warnings.iter().for_each(|it| on_event(Event::Warning(it)));
+        on_event(Event::Loaded(&report));
+    } else {
+        if !options.weights.is_empty() {
+            session.load_weights(&Weights::open(plan, &options.weights)?)?;
+        }
+        session.prepare()?;
+    }
+    let steps = options.steps(plan);
+    let batch_size = plan.run.global_batch;
+    if position.step >= steps {
+        let done = position.step;
+        on_event(Event::Warning(&format!(
+            "the checkpoint has done {done} of {steps} steps, so that there is nothing to train; --steps \
+             counts from the beginning"
+        )));
+    }
+    for step in position.step + 1..=steps {
+        let batch = data.batch(position.sample / batch_size)?;
         let report = session.step(&batch, plan.run.schedule.at(step - 1), step)?;
         if let Some(metrics) = &mut metrics {
             metrics.write(&report)?;
         }
-        on_step(&report);
+        on_event(Event::Step(&report));
+        position = Position { step, sample: position.sample + batch_size, ..position };
+        if let Some(saver) = &mut saver {
+            let mut told = |it| tell(it, on_event);
+            saver.poll(&mut told)?;
+            if saver.is_due(step, steps) {
+                saver.save(session, position, step == steps, &mut told)?;
+            }
+        }
     }
-    Ok(())
+    match &mut saver {
+        Some(saver) => saver.finish(&mut |it| tell(it, on_event)),
+        None => Ok(()),
+    }
+}
+
+fn tell(saved: Saved, on_event: &mut dyn FnMut(Event<'_>)) {
+    match saved {
+        Saved::Done(report) => on_event(Event::Saved(&report)),
+        Saved::Failed(error) => on_event(Event::Warning(&format!("{error} [{}]", error.code()))),
+        Saved::Skipped(step) => {
+            let why = "the one before is still being written";
+            on_event(Event::Warning(&format!("step {step} is not saved: {why}")));
+        }
+    }
 }
 
 /// Batches of data are what the micro-batches of the program read.

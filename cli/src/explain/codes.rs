@@ -819,4 +819,32 @@ pub const CODES: &[Code] = &[
         example: "Checkpoints of two steps.",
         fix: "Nothing, if they should differ; the exit code is for scripts.",
     },
+    Code {
+        code: "PL0750",
+        title: "a state that no checkpoint holds",
+        text: "A state that outlives a step is a partial value: what it stands for is the sum (or another \
+               reduction) of what the ranks hold. A checkpoint has values, not summands, so such a state \
+               cannot be saved, unless the step ends with zeros in it.",
+        example: "A plan that was edited so that an accumulator is not cleared.",
+        fix: "Compile the plan again. If planc made it so, report it.",
+    },
+    Code {
+        code: "PL0751",
+        title: "a checkpoint was not saved",
+        text: "A rank could not write its part, or did not in time, so that there is no checkpoint of this \
+               step. Those saved before are untouched, and `latest` names the newest of them. Training \
+               ends, or goes on with `--save-failed continue`.",
+        example: "The disk is full, a folder may not be written, a process of the run was killed.",
+        fix: "Do what the reason asks for, then go on with `--load` from the last checkpoint.",
+    },
+    Code {
+        code: "PL0752",
+        title: "a checkpoint of another model",
+        text: "What the plan needs and what the checkpoint has do not agree. The report lists everything: \
+               keys that are missing, keys that nothing needs, other shapes, other element types. planc \
+               loads nothing in part by itself, since weights that keep their random start train, too.",
+        example: "A checkpoint of 16 layers for a model of 32, or of f32 weights for weights in bf16.",
+        fix: "Load it with its model. `--allow-missing` and `--allow-unexpected` take globs of keys that may \
+              differ (`optim.*` to load weights alone), `--cast` rounds other floating-point types.",
+    },
 ];

@@ -3,6 +3,7 @@
 //! `INSTA_UPDATE=always cargo test -p cli` rewrites the snapshots.
 
 mod bad_input;
+mod checkpoint;
 mod checkpoints;
 mod commands;
 mod edited;

@@ -72,7 +72,7 @@ pub(super) fn join<'a>(path: &'a str, name: &'a str) -> Cow<'a, str> {
 }
 
 /// Whether `text` is what `pattern` says; `*` stands for any text.
-pub(super) fn glob(pattern: &str, text: &str) -> bool {
+pub fn glob(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();
     let Some(mut rest) = text.strip_prefix(first) else { return false };

@@ -44,6 +44,15 @@ pub struct Chunk {
     pub sizes: SmallVec<[u64; 4]>,
 }
 
+/// A box of the global tensor, and where it lies in a buffer that holds it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LocalBox {
+    /// The box.
+    pub chunk: Chunk,
+    /// Its first element in the buffer; its sizes there are the same.
+    pub at: SmallVec<[u64; 4]>,
+}
+
 impl ReduceOp {
     /// All of them.
     pub const ALL: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Max, ReduceOp::Min];
@@ -135,20 +144,27 @@ impl Sharding {
     /// The boxes of the global tensor that the coordinate holds, in the row-major order of the
     /// runs of its dimensions. None is empty; a coordinate that holds nothing has none.
     pub fn chunks(&self, shape: &[u64], mesh: &Mesh, coord: &[u32]) -> Vec<Chunk> {
-        let mut res = vec![Chunk::default()];
+        self.local_boxes(shape, mesh, coord).into_iter().map(|it| it.chunk).collect()
+    }
+
+    /// As [`Sharding::chunks`], with where each box lies in the coordinate's buffer.
+    pub fn local_boxes(&self, shape: &[u64], mesh: &Mesh, coord: &[u32]) -> Vec<LocalBox> {
+        let mut res = vec![LocalBox::default()];
         for (dim, &size) in self.dims.iter().zip(shape) {
             let runs: Runs = dim.runs(size, mesh, coord);
-            res = res
-                .iter()
-                .flat_map(|chunk| {
-                    runs.iter().map(|&(start, len)| {
-                        let mut chunk = chunk.clone();
-                        chunk.offsets.push(start);
-                        chunk.sizes.push(len);
-                        chunk
-                    })
-                })
-                .collect();
+            let mut next = Vec::with_capacity(res.len() * runs.len());
+            for it in &res {
+                let mut at = 0;
+                for &(start, len) in &runs {
+                    let mut it = it.clone();
+                    it.chunk.offsets.push(start);
+                    it.chunk.sizes.push(len);
+                    it.at.push(at);
+                    at += len;
+                    next.push(it);
+                }
+            }
+            res = next;
         }
         res
     }

@@ -188,8 +188,8 @@ impl Backend for CompareBackend {
         self.reference.write_at(buffer, offset, bytes)
     }
 
-    fn read(&self, buffer: Buffer, bytes: &mut [u8]) -> Result<(), RunError> {
-        self.tested.read(buffer, bytes)
+    fn read_at(&self, buffer: Buffer, offset: usize, bytes: &mut [u8]) -> Result<(), RunError> {
+        self.tested.read_at(buffer, offset, bytes)
     }
 
     fn at(&self) -> Option<At> {

@@ -362,8 +362,9 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn read(&self, buffer: Buffer, bytes: &mut [u8]) -> Result<(), RunError> {
-        bytes.copy_from_slice(self.memory.bytes(&self.plan.buffers[buffer]));
+    fn read_at(&self, buffer: Buffer, offset: usize, bytes: &mut [u8]) -> Result<(), RunError> {
+        let all = self.memory.bytes(&self.plan.buffers[buffer]);
+        bytes.copy_from_slice(&all[offset..offset + bytes.len()]);
         Ok(())
     }
 

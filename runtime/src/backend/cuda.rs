@@ -478,9 +478,9 @@ impl Backend for CudaBackend {
         self.staging.borrow_mut().write(self.address(buffer) + offset as u64, bytes)
     }
 
-    fn read(&self, buffer: Buffer, bytes: &mut [u8]) -> Result<(), RunError> {
-        assert_eq!(bytes.len(), self.bound.buffers[buffer].bytes(), "the whole buffer");
-        self.staging.borrow_mut().read(self.address(buffer), bytes)
+    fn read_at(&self, buffer: Buffer, offset: usize, bytes: &mut [u8]) -> Result<(), RunError> {
+        assert!(offset + bytes.len() <= self.bound.buffers[buffer].bytes(), "within the buffer");
+        self.staging.borrow_mut().read(self.address(buffer) + offset as u64, bytes)
     }
 
     fn at(&self) -> Option<At> {

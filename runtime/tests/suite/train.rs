@@ -6,7 +6,7 @@ use ir::ops::Add;
 use ir::plan::{PlanSection, Role};
 use ir::run::{Decay, Schedule};
 use ir::{DType, plan::Plan};
-use runtime::{TrainOptions, train};
+use runtime::{Event, TrainOptions, train};
 
 use crate::build::{PlanBuilder, file, mesh};
 
@@ -33,7 +33,12 @@ fn the_schedule_reaches_the_plan_and_the_metrics() {
     let metrics = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("metrics.jsonl");
     let options = TrainOptions { metrics: Some(metrics.clone()), ..TrainOptions::default() };
     let mut seen = Vec::new();
-    train(&plan(), &options, |it| seen.push((it.step, it.loss))).expect("trains");
+    let see = |it: Event<'_>| {
+        if let Event::Step(it) = it {
+            seen.push((it.step, it.loss));
+        }
+    };
+    train(&plan(), &options, see).expect("trains");
     let expect = [(1, 0.05), (2, 0.1), (3, 0.1), (4, 0.05), (5, 0.0)];
     let lines = std::fs::read_to_string(metrics).expect("written");
     assert_eq!((seen.len(), lines.lines().count()), (5, 5));

@@ -26,7 +26,9 @@ struct Half {
 impl Staging {
     /// Small halves, which grow when they are needed.
     pub fn new() -> Result<Staging, RunError> {
-        let half = || Ok(Half { memory: HostMemory::new(HALF_MIN)?, done: CudaEvent::new()? });
+        let half = || -> Result<Half, RunError> {
+            Ok(Half { memory: HostMemory::new(HALF_MIN)?, done: CudaEvent::new()? })
+        };
         Ok(Staging { stream: CudaStream::new()?, halves: [half()?, half()?] })
     }
 

@@ -1,0 +1,298 @@
+//! Where a checkpoint is written, and how it comes to be there as a whole or not at all.
+//!
+//! ```text
+//! ckpt/.step-50.1f3a09c2.tmp/   what is being written, by the run 1f3a09c2
+//!        __3_0.distcp           the file of rank 3
+//!        __3_0.distcp.sums      there when that file is complete and on disk
+//!        __3.failed             why it will not be
+//!        .metadata              there when all files are
+//! ckpt/step-50/                 the same folder, renamed
+//! ckpt/latest                   `step-50`
+//! ```
+//!
+//! Ranks need no connection but this file system. Rank 0 waits for the others, writes the index, renames
+//! the folder, and only then points `latest` to it and removes older checkpoints. Whatever ends a run at
+//! whatever point, `latest` names a complete checkpoint.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use crate::error::CheckpointError;
+
+/// The index of a checkpoint.
+pub const METADATA: &str = ".metadata";
+/// The file that names the newest checkpoint of a run.
+pub const LATEST: &str = "latest";
+
+/// One checkpoint on its way into a folder.
+#[derive(Debug, Clone)]
+pub struct StepFolder {
+    root: PathBuf,
+    name: String,
+    run: String,
+}
+
+/// What has become of a checkpoint that others write, too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Progress {
+    /// Ranks that are not done yet, at least one.
+    Waiting(Vec<u64>),
+    /// All have written what they hold.
+    Complete,
+    /// A rank has not, and says why.
+    Failed {
+        /// Which.
+        rank: u64,
+        /// Its error.
+        why: String,
+    },
+}
+
+/// The file of a rank.
+pub fn file_name(rank: u64) -> String {
+    format!("__{rank}_0.distcp")
+}
+
+/// `step-50`.
+pub fn step_name(step: u64) -> String {
+    format!("step-{step}")
+}
+
+/// The step of a folder's name.
+fn step_of(name: &str) -> Option<u64> {
+    let digits = name.strip_prefix("step-")?;
+    digits.bytes().all(|it| it.is_ascii_digit()).then(|| digits.parse().ok())?
+}
+
+impl StepFolder {
+    /// The checkpoint of a step in `root`, written by the run `run`.
+    pub fn new(root: &Path, step: u64, run: &str) -> StepFolder {
+        StepFolder { root: root.to_path_buf(), name: step_name(step), run: run.to_string() }
+    }
+
+    /// Where it is written.
+    pub fn temporary(&self) -> PathBuf {
+        self.root.join(format!(".{}.{}.tmp", self.name, self.run))
+    }
+
+    /// Where it will be.
+    pub fn target(&self) -> PathBuf {
+        self.root.join(&self.name)
+    }
+
+    /// Makes the folder, which other ranks may have done.
+    pub fn create(&self) -> Result<(), CheckpointError> {
+        let path = self.temporary();
+        fs::create_dir_all(&path).map_err(|it| CheckpointError::io("create", &path, &it))
+    }
+
+    /// Removes what saves that came to nothing left behind, of this run and of others.
+    pub fn remove_leftovers(&self) -> Result<(), CheckpointError> {
+        for name in names(&self.root)? {
+            let path = self.root.join(&name);
+            let left = name.starts_with(".step-") && name.ends_with(".tmp");
+            if left && path != self.temporary() {
+                remove(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says that this rank's part will not come.
+    pub fn fail(&self, rank: u64, why: &str) {
+        let (path, part) = (self.failure(rank), self.temporary().join(format!(".{rank}.tmp")));
+        // Where nothing can be written, the others stop waiting by the clock.
+        let _ = fs::write(&part, why).and_then(|()| fs::rename(&part, path));
+    }
+
+    fn failure(&self, rank: u64) -> PathBuf {
+        self.temporary().join(format!("__{rank}.failed"))
+    }
+
+    /// How far `n_ranks` ranks have come.
+    pub fn progress(&self, n_ranks: u64) -> Result<Progress, CheckpointError> {
+        let there: BTreeSet<String> = names(&self.temporary())?.into_iter().collect();
+        if let Some(rank) = (0..n_ranks).find(|it| there.contains(&format!("__{it}.failed"))) {
+            let why = fs::read_to_string(self.failure(rank)).unwrap_or_default();
+            return Ok(Progress::Failed { rank, why });
+        }
+        let missing = |rank: &u64| !there.contains(&format!("{}.sums", file_name(*rank)));
+        let missing: Vec<u64> = (0..n_ranks).filter(missing).collect();
+        Ok(if missing.is_empty() { Progress::Complete } else { Progress::Waiting(missing) })
+    }
+
+    /// Whether rank 0 has made it a checkpoint; `None` while it may still do so.
+    pub fn outcome(&self, n_ranks: u64) -> Option<Result<(), Progress>> {
+        if self.target().join(METADATA).exists() && !self.temporary().exists() {
+            return Some(Ok(()));
+        }
+        match self.progress(n_ranks) {
+            Ok(it @ Progress::Failed { .. }) => Some(Err(it)),
+            Ok(_) => None,
+            // It may just have been renamed.
+            Err(_) if self.target().join(METADATA).exists() => Some(Ok(())),
+            Err(_) => {
+                let why = "rank 0 has given it up, and says why".to_string();
+                Some(Err(Progress::Failed { rank: 0, why }))
+            }
+        }
+    }
+
+    /// Makes what all have written a checkpoint: index, rename, `latest`; then removes all but the newest
+    /// `keep`.
+    pub fn commit(&self, metadata: &[u8], keep: Option<u64>) -> Result<(), CheckpointError> {
+        let (from, to) = (self.temporary(), self.target());
+        write_synced(&from.join(METADATA), metadata)?;
+        if to.exists() {
+            if !to.join(METADATA).exists() {
+                let (what, why) = ("replace", "it is no checkpoint".to_string());
+                return Err(CheckpointError::Io { what, path: to, why });
+            }
+            // What was saved before is there until what replaces it is.
+            exchange(&from, &to)?;
+            sync_folder(&self.root)?;
+            remove(&from)?;
+        } else {
+            fs::rename(&from, &to).map_err(|it| CheckpointError::io("rename", &from, &it))?;
+        }
+        sync_folder(&self.root)?;
+        write_synced(&self.root.join(LATEST), self.name.as_bytes())?;
+        match keep {
+            Some(keep) => self.remove_older(keep.max(1)),
+            None => Ok(()),
+        }
+    }
+
+    /// Removes what was written so far.
+    pub fn abandon(&self) {
+        // If even that fails, the next run's first save removes it.
+        let _ = fs::remove_dir_all(self.temporary());
+    }
+
+    /// Removes all checkpoints but the newest `keep`, of which this one is.
+    fn remove_older(&self, keep: u64) -> Result<(), CheckpointError> {
+        let this = step_of(&self.name).expect("it is the name of a step");
+        let steps = names(&self.root)?.into_iter().filter_map(|it| step_of(&it));
+        let steps: BTreeSet<u64> = steps.filter(|&it| it < this).collect();
+        for step in steps.into_iter().rev().skip(keep as usize - 1) {
+            let old = self.root.join(step_name(step));
+            if old.join(METADATA).exists() {
+                // Under a name that says that it is incomplete.
+                let away = self.root.join(format!(".{}.{}.tmp", step_name(step), self.run));
+                fs::rename(&old, &away).map_err(|it| CheckpointError::io("rename", &old, &it))?;
+                remove(&away)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Waits until all ranks have written their parts, `limit` at most without any new one. `ended` gives a
+/// reason to stop earlier.
+pub fn wait_for_ranks(
+    folder: &StepFolder,
+    n_ranks: u64,
+    limit: Duration,
+    ended: &dyn Fn() -> Option<String>,
+) -> Result<(), Progress> {
+    let (mut last, mut since) = (u64::MAX, Instant::now());
+    let mut pause = Duration::from_millis(1);
+    loop {
+        let failed = |why: String| Progress::Failed { rank: 0, why };
+        let waiting = match folder.progress(n_ranks).map_err(|it| failed(it.to_string()))? {
+            Progress::Complete => return Ok(()),
+            Progress::Waiting(it) => it,
+            it @ Progress::Failed { .. } => return Err(it),
+        };
+        if let Some(why) = ended() {
+            return Err(failed(why));
+        }
+        if (waiting.len() as u64) < last {
+            (last, since) = (waiting.len() as u64, Instant::now());
+        }
+        if since.elapsed() > limit {
+            return Err(Progress::Waiting(waiting));
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(200));
+    }
+}
+
+/// As [`wait_for_ranks`], for ranks that wait for rank 0.
+pub fn wait_for_commit(
+    folder: &StepFolder,
+    n_ranks: u64,
+    limit: Duration,
+    ended: &dyn Fn() -> Option<String>,
+) -> Result<(), Progress> {
+    let since = Instant::now();
+    let mut pause = Duration::from_millis(1);
+    loop {
+        if let Some(it) = folder.outcome(n_ranks) {
+            return it;
+        }
+        if let Some(why) = ended() {
+            return Err(Progress::Failed { rank: 0, why });
+        }
+        if since.elapsed() > limit {
+            return Err(Progress::Waiting(vec![0]));
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(200));
+    }
+}
+
+/// A file with its final content or not at all, on disk.
+pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+    let mut part = path.as_os_str().to_owned();
+    part.push(".tmp");
+    let part = PathBuf::from(part);
+    let fail = |it: std::io::Error| CheckpointError::io("write", path, &it);
+    let mut file = File::create(&part).map_err(fail)?;
+    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(fail)?;
+    fs::rename(&part, path).map_err(fail)?;
+    sync_folder(path.parent().expect("a file is in a folder"))
+}
+
+fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
+    let synced = File::open(path).and_then(|it| it.sync_all());
+    synced.map_err(|it| CheckpointError::io("write", path, &it))
+}
+
+/// Swaps two folders in one step, where the file system can; else in two.
+fn exchange(a: &Path, b: &Path) -> Result<(), CheckpointError> {
+    if renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE).is_ok() {
+        return Ok(());
+    }
+    let mut aside = a.as_os_str().to_owned();
+    aside.push(".tmp");
+    let aside = PathBuf::from(aside);
+    let rename = |from: &Path, to: &Path| {
+        fs::rename(from, to).map_err(|it| CheckpointError::io("rename", from, &it))
+    };
+    rename(b, &aside)?;
+    rename(a, b)?;
+    rename(&aside, a)
+}
+
+/// Names of what is in a folder.
+fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
+    let fail = |it: std::io::Error| CheckpointError::io("read", folder, &it);
+    let entries = fs::read_dir(folder).map_err(fail)?;
+    let names = entries.map(|it| Ok(it.map_err(fail)?.file_name().to_string_lossy().into_owned()));
+    names.collect()
+}
+
+fn remove(folder: &Path) -> Result<(), CheckpointError> {
+    match fs::remove_dir_all(folder) {
+        Err(it) if it.kind() != ErrorKind::NotFound => {
+            Err(CheckpointError::io("remove", folder, &it))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,146 @@
+//! The file of one rank: items one behind the other, with a checksum of each beside it.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use crc32fast::Hasher;
+
+use super::folder::{file_name, write_synced};
+use super::{Content, FileItem};
+use crate::archive::tensor_item;
+use crate::dtype::StoredType;
+use crate::error::CheckpointError;
+use crate::sums::{self, Sum};
+
+/// What is gathered before it is written; larger pieces go straight to the file.
+const BUFFER: usize = 1 << 20;
+
+/// See the [module docs](self).
+#[derive(Debug)]
+pub struct ShardFile {
+    file: File,
+    path: PathBuf,
+    /// What comes behind what is in the file already.
+    buffer: Vec<u8>,
+    /// How much that is.
+    written: u64,
+    sums: Vec<Sum>,
+}
+
+impl ShardFile {
+    /// Starts the file of a rank in a folder.
+    pub fn create(folder: &Path, rank: u64) -> Result<ShardFile, CheckpointError> {
+        let path = folder.join(file_name(rank));
+        let file = File::create(&path).map_err(|it| CheckpointError::io("write", &path, &it))?;
+        let buffer = Vec::with_capacity(BUFFER);
+        Ok(ShardFile { file, path, buffer, written: 0, sums: Vec::new() })
+    }
+
+    /// Adds the next item. `data` gives its elements to what it is called with, piece by piece: those of
+    /// a part of a tensor, row-major and little-endian.
+    ///
+    /// # Panics
+    /// If the item is not the next, or not as long as its plan says.
+    pub fn write<E: From<CheckpointError>>(
+        &mut self,
+        item: &FileItem,
+        dtype: StoredType,
+        data: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        assert_eq!(self.end(), item.at, "`{}` is not the next item", item.key);
+        let crc32 = match &item.content {
+            Content::Object(bytes) => {
+                self.append(bytes)?;
+                sums::crc32(bytes)
+            }
+            Content::Scalar(it) => {
+                self.tensor(it.dtype, &[], |write| write(&it.bytes).map_err(E::from))?
+            }
+            Content::Shard { local, .. } => self.tensor(dtype, &local.chunk.sizes, data)?,
+        };
+        assert_eq!(self.end(), item.at + item.len, "`{}` has another length", item.key);
+        let offsets = match &item.content {
+            Content::Object(_) => None,
+            Content::Scalar(_) => Some(Vec::new()),
+            Content::Shard { local, .. } => Some(local.chunk.offsets.to_vec()),
+        };
+        self.sums.push(Sum { key: item.key.clone(), offsets, at: item.at, len: item.len, crc32 });
+        Ok(())
+    }
+
+    /// Adds a tensor; the checksum of its item.
+    fn tensor<E: From<CheckpointError>>(
+        &mut self,
+        dtype: StoredType,
+        sizes: &[u64],
+        data: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), E>,
+    ) -> Result<u32, E> {
+        // The header has the checksum of what follows it, so that it is written last.
+        let (head, _) = tensor_item(dtype, sizes, 0);
+        let start = self.end();
+        self.append(&head)?;
+        let mut sum = Hasher::new();
+        let mut len = 0;
+        data(&mut |bytes| {
+            sum.update(bytes);
+            len += bytes.len() as u64;
+            self.append(bytes)
+        })?;
+        let sum = sum.finalize();
+        let (head, tail) = tensor_item(dtype, sizes, sum);
+        self.append(&tail)?;
+        self.replace(start, &head)?;
+        Ok(sums::crc32_of_item(&head, len, sum, &tail))
+    }
+
+    /// Puts it on disk: first all items, then their checksums, which say that it is there.
+    pub fn finish(mut self) -> Result<(), CheckpointError> {
+        self.flush()?;
+        self.file.sync_all().map_err(|it| CheckpointError::io("write", &self.path, &it))?;
+        let mut text = Vec::new();
+        sums::write(&self.sums, &mut text).expect("memory takes what is written");
+        let name = self.path.file_name().expect("it has a name").to_string_lossy();
+        write_synced(&self.path.with_file_name(sums::file_name(&name)), &text)
+    }
+
+    /// Where the next byte goes.
+    fn end(&self) -> u64 {
+        self.written + self.buffer.len() as u64
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
+        if self.buffer.len() + bytes.len() > BUFFER {
+            self.flush()?;
+        }
+        if bytes.len() < BUFFER {
+            self.buffer.extend_from_slice(bytes);
+            return Ok(());
+        }
+        self.write_at(self.written, bytes)?;
+        self.written += bytes.len() as u64;
+        Ok(())
+    }
+
+    /// Replaces bytes that were appended together.
+    fn replace(&mut self, at: u64, bytes: &[u8]) -> Result<(), CheckpointError> {
+        if at < self.written {
+            return self.write_at(at, bytes);
+        }
+        let at = (at - self.written) as usize;
+        self.buffer[at..at + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), CheckpointError> {
+        self.write_at(self.written, &self.buffer)?;
+        self.written += self.buffer.len() as u64;
+        self.buffer.clear();
+        Ok(())
+    }
+
+    fn write_at(&self, at: u64, bytes: &[u8]) -> Result<(), CheckpointError> {
+        let written = self.file.write_all_at(bytes, at);
+        written.map_err(|it| CheckpointError::io("write", &self.path, &it))
+    }
+}

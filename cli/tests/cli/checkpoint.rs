@@ -1,0 +1,145 @@
+//! `planc run --save` and `--load`, and what is left when the process or the disk gives up.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::Folder;
+
+/// Lines of a run with `--format json`.
+fn lines(text: &str) -> Vec<Value> {
+    text.lines().map(|it| serde_json::from_str(it).expect("JSON")).collect()
+}
+
+/// Losses by step.
+fn losses(text: &str) -> Vec<(u64, f64)> {
+    let step = |it: &Value| Some((it["step"].as_u64()?, it["loss"].as_f64()?));
+    lines(text).iter().filter_map(step).collect()
+}
+
+const RUN: &str = "run model.ron --mesh 2x2 --format json";
+
+#[test]
+fn a_run_goes_on_where_it_was_saved() {
+    let folder = Folder::new("save_and_load", &[]);
+    let straight = folder.works(&format!("{RUN} --steps 6 --save ckpt --save-every 3 --keep 2"));
+    let saved: Vec<String> = lines(&straight)
+        .iter()
+        .filter_map(|it| Some(it["saved"]["path"].as_str()?.to_string()))
+        .collect();
+    assert_eq!(saved, ["ckpt/step-3", "ckpt/step-6"]);
+    let resumed = folder.works(&format!("{RUN} --steps 6 --load ckpt/step-3"));
+    assert_eq!(lines(&resumed)[0]["loaded"]["step"], 3);
+    assert_eq!(losses(&resumed), losses(&straight)[3..]);
+    let text = folder.works("run model.ron --mesh 4 --steps 8 --load ckpt");
+    assert!(text.contains("resumed from ckpt/step-6 at step 7; read "), "{text}");
+    assert!(text.contains("trained 2 steps"), "{text}");
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_one_report() {
+    let folder = Folder::new("another_model", &[]);
+    folder.works("run model.ron --mesh 2 --steps 1 --save ckpt");
+    let set = "--set layers[0].vocab=300 --set layers[1].n=1";
+    let ran = folder.planc(&format!("run model.ron --mesh 2 --load ckpt {set} --format json"));
+    assert_eq!(ran.code, 1);
+    let report: Value = serde_json::from_str(&ran.stderr).expect("one object");
+    assert_eq!(report["code"], "PL0752");
+    let message = report["message"].as_str().expect("text");
+    for line in [
+        "shape: `model.lm_head.weight` is [256, 64] and must be [300, 64]",
+        "unexpected: `optim.state.model.layers.1.mlp.up_proj.weight.exp_avg`",
+        "unexpected: `model.model.layers.1.input_layernorm.weight`",
+    ] {
+        assert!(message.contains(line), "{message}");
+    }
+    // Six shapes, and nine parameters of a layer with two moments and a step.
+    assert_eq!(message.lines().count(), 1 + 6 + 36, "{message}");
+    let text = folder.planc(&format!("run model.ron --mesh 2 --load ckpt {set}")).stderr;
+    assert!(text.contains("does not fit the plan"), "{text}");
+    assert!(text.contains("help: load it with the model"), "{text}");
+}
+
+#[test]
+fn there_must_be_a_checkpoint() {
+    let folder = Folder::new("no_checkpoint", &[]);
+    let ran = folder.planc("run model.ron --mesh 1 --load nowhere");
+    assert_eq!(ran.code, 1);
+    assert!(ran.stderr.contains("nowhere"), "{}", ran.stderr);
+    let ran = folder.planc("run model.ron --mesh 1 --keep 2");
+    assert!(ran.stderr.contains("--save"), "{}", ran.stderr);
+}
+
+/// A small program that starts `planc` with a limit on the size of files, so that writes fail as they
+/// do on a full disk.
+#[test]
+fn a_file_that_cannot_grow_is_named() {
+    let folder = Folder::new("file_limit", &[]);
+    folder.works("run model.ron --mesh 2 --steps 1 --save ckpt");
+    let run = |more: &str| {
+        let planc = env!("CARGO_BIN_EXE_planc");
+        // Blocks of 512 or 1024 bytes: less than a rank writes.
+        let line = format!(
+            "trap '' XFSZ; ulimit -f 200; exec {planc} run model.ron --mesh 2 --steps 2 --save ckpt {more}"
+        );
+        let ran = Command::new("bash").arg("-c").arg(line).current_dir(&folder.0).output();
+        let ran = ran.expect("bash starts");
+        (ran.status.code(), String::from_utf8(ran.stderr).expect("text"))
+    };
+    for more in ["", "--async-save"] {
+        let (code, stderr) = run(more);
+        assert_eq!(code, Some(1), "{stderr}");
+        let words = stderr.split_whitespace().collect::<Vec<&str>>().join(" ").replace(" | ", " ");
+        assert!(words.contains("`ckpt/step-2` was not saved: rank"), "{stderr}");
+        assert!(words.contains("_0.distcp`: File too large"), "{stderr}");
+    }
+    let (code, stderr) = run("--save-failed continue");
+    assert_eq!(code, Some(0), "{stderr}");
+    assert!(stderr.contains("warning: checkpoint `ckpt/step-2` was not saved"), "{stderr}");
+    folder.works("run model.ron --mesh 2 --steps 3 --load ckpt/step-1");
+    assert!(!folder.0.join("ckpt/step-2").exists());
+}
+
+/// What `latest` names is whole, and training goes on from it, whenever the process was killed.
+#[test]
+fn a_killed_run_leaves_its_last_checkpoint() {
+    let folder = Folder::new("killed", &[]);
+    let straight = losses(&folder.works(&format!("{RUN} --steps 400")));
+    let mut last = 0;
+    let mut loaded = 0;
+    for attempt in 0..10u64 {
+        let load = if last > 0 { "--load ckpt" } else { "" };
+        let more = if attempt % 2 == 0 { "" } else { "--async-save" };
+        let line = format!("{RUN} --steps 400 --save ckpt --save-every 1 --keep 2 {load} {more}");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_planc"))
+            .args(line.split_whitespace())
+            .current_dir(&folder.0)
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("planc starts");
+        // At any point: what comes next does not depend on how far it came.
+        std::thread::sleep(Duration::from_millis(150 + attempt * 37));
+        child.kill().expect("it runs, or has run");
+        child.wait().expect("it has ended");
+        let Ok(latest) = fs::read_to_string(folder.0.join("ckpt/latest")) else { continue };
+        let step: u64 = latest.strip_prefix("step-").expect("a step").parse().expect("a number");
+        assert!(step >= last, "{latest} after {last}");
+        last = step;
+        let ran = folder.works(&format!("{RUN} --steps {} --load ckpt", step + 1));
+        assert_eq!(losses(&ran), straight[step as usize..step as usize + 1], "{latest}");
+        loaded += 1;
+    }
+    assert!(loaded >= 5, "most runs come to save: {loaded}");
+    // The next save removes what was left behind.
+    folder.works(&format!("{RUN} --steps {} --load ckpt --save ckpt", last + 1));
+    let left = names(&folder.0.join("ckpt"));
+    assert!(left.iter().all(|it| !it.starts_with('.')), "{left:?}");
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("it is there");
+    entries.map(|it| it.expect("readable").file_name().into_string().expect("text")).collect()
+}

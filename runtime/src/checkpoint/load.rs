@@ -1,0 +1,668 @@
+//! Loading a checkpoint into a session, whatever mesh it was saved on, and whoever saved it.
+//!
+//! First all is compared ([`Loaded::open`]): what the plan needs with what is there. All that does not
+//! agree is one error. Then every rank reads the boxes that it holds, in this order:
+//!
+//! ```text
+//! parameters
+//! `prepare`           makes what computes from master weights
+//! all other states    over that: codes and scales are the bytes that were saved
+//! ```
+//!
+//! A checkpoint of PyTorch has no `planc.*`: then the step is that of its optimizer.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use checkpoint::pickle::Value;
+use checkpoint::save::{Number, Position, hyper_parameters, schedule_numbers};
+use checkpoint::{Checkpoint, StoredTensor, StoredType};
+use half::{bf16, f16};
+use ir::DType;
+use ir::checkpoint::{CheckpointLayout, Entry, Kind, Source};
+use ir::model::glob;
+use ir::placement::{Chunk, LocalBox, Sharding};
+use ir::plan::Plan;
+use ir::types::TensorType;
+
+use super::boxes::{Staging, write_box};
+use crate::error::{LoadProblem, RunError};
+use crate::session::{Rank, Session};
+
+/// What to load, and what may differ.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LoadOptions {
+    /// A checkpoint, or a folder with `latest`.
+    pub path: PathBuf,
+    /// Keys of the plan that need not be in the checkpoint; `*` stands for any text.
+    pub allow_missing: Vec<String>,
+    /// Keys of the checkpoint that the plan need not have.
+    pub allow_unexpected: Vec<String>,
+    /// Whether floating-point numbers may be of another type than the plan's.
+    pub cast: bool,
+}
+
+/// What was loaded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoadReport {
+    /// The checkpoint.
+    pub path: PathBuf,
+    /// Steps that were done.
+    pub step: u64,
+    /// The seed that training goes on with.
+    pub seed: u64,
+    /// Bytes that ranks of this process read.
+    pub bytes: u64,
+    /// The most memory that they took for it, besides what they hold.
+    pub extra_memory: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// What the user should know, a line each.
+    pub warnings: Vec<String>,
+}
+
+/// A checkpoint that fits a plan.
+#[derive(Debug)]
+pub(crate) struct Loaded {
+    /// What is saved from here on: what the plan has, and what was kept.
+    pub layout: CheckpointLayout,
+    /// Where training goes on. The seed is the checkpoint's, if it has one.
+    pub step: u64,
+    /// The next sample.
+    pub sample: u64,
+    /// The seed that it was saved with.
+    pub seed: Option<u64>,
+    /// What the user should know.
+    pub warnings: Vec<String>,
+    source: Arc<Files>,
+}
+
+/// What ranks read from.
+#[derive(Debug)]
+struct Files {
+    checkpoint: Checkpoint,
+    /// For each entry of the layout, the keys of its tensor; none if it is not loaded.
+    keys: Vec<Vec<String>>,
+}
+
+/// Two numbers of each rank.
+#[derive(Debug, Clone, Copy, Default)]
+struct Cost {
+    bytes: u64,
+    extra: u64,
+}
+
+impl Loaded {
+    /// Opens a checkpoint and compares it with a plan.
+    pub(crate) fn open(plan: &Plan, options: &LoadOptions) -> Result<Loaded, RunError> {
+        let checkpoint = Checkpoint::open(&options.path)?;
+        let mut matching = Matching {
+            options,
+            checkpoint: &checkpoint,
+            used: BTreeSet::new(),
+            problems: Vec::new(),
+            warnings: checkpoint.warnings().to_vec(),
+        };
+        let mut layout = CheckpointLayout::of(plan)?;
+        let mut keys = matching.entries(plan, &layout.entries);
+        let steps = matching.steps(&layout)?;
+        for key in matching.kept(plan, &mut layout) {
+            keys.push(vec![key]);
+        }
+        matching.numbers();
+        matching.unexpected();
+        let Matching { problems, warnings, .. } = matching;
+        if !problems.is_empty() {
+            return Err(RunError::LoadMismatch { path: checkpoint.path().to_path_buf(), problems });
+        }
+        let mut res = Loaded {
+            layout,
+            step: 0,
+            sample: 0,
+            seed: None,
+            warnings,
+            source: Arc::new(Files { checkpoint, keys }),
+        };
+        res.position(&steps)?;
+        res.compare_schedule()?;
+        res.compare_groups()?;
+        Ok(res)
+    }
+
+    /// The folder of the checkpoint.
+    pub(crate) fn path(&self) -> &Path {
+        self.source.checkpoint.path()
+    }
+
+    /// Where training goes on.
+    fn position(&mut self, steps: &[u64]) -> Result<(), RunError> {
+        let batch = self.layout.run.global_batch.max(1);
+        if let (Some(min), Some(max)) = (steps.iter().min(), steps.iter().max())
+            && min != max
+        {
+            self.warnings.push(format!(
+                "the optimizer has done {min} to {max} steps, depending on the parameter; this plan counts \
+                 the steps of all together, from {max}"
+            ));
+        }
+        let step = self.source.integer("planc.step")?;
+        self.step = step.or(steps.iter().max().copied()).unwrap_or(0);
+        self.sample = self.source.integer("planc.sample")?.unwrap_or(self.step * batch);
+        self.seed = self.source.integer("planc.seed")?;
+        if !self.sample.is_multiple_of(batch) {
+            let next = self.sample.next_multiple_of(batch);
+            self.warnings.push(format!(
+                "the next sample is {}, which batches of {batch} do not begin at; going on with sample {next}",
+                self.sample
+            ));
+            self.sample = next;
+        }
+        Ok(())
+    }
+
+    /// Warns of a schedule that is not the plan's.
+    fn compare_schedule(&mut self) -> Result<(), RunError> {
+        let mut differ = Vec::new();
+        for (name, now) in schedule_numbers(&self.layout) {
+            let key = format!("planc.schedule.{name}");
+            let saved = match now {
+                Number::Int(_) => self.source.integer(&key)?.map(Number::Int),
+                Number::Float(_) => self.source.float(&key)?.map(Number::Float),
+            };
+            if let Some(saved) = saved.filter(|&it| it != now) {
+                let text = |it: Number| match it {
+                    Number::Int(it) => it.to_string(),
+                    Number::Float(it) => format!("{it:?}"),
+                };
+                differ.push(format!("{name} was {} and is {}", text(saved), text(now)));
+            }
+        }
+        if !differ.is_empty() {
+            self.warnings.push(format!(
+                "the schedule of the learning rate is another than the checkpoint's: {}; the plan's is used",
+                differ.join(", ")
+            ));
+        }
+        Ok(())
+    }
+
+    /// Warns of hyper-parameters that are not the plan's.
+    fn compare_groups(&mut self) -> Result<(), RunError> {
+        let groups = self.source.groups()?;
+        let mut differ: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+        for group in &self.layout.groups {
+            for (name, now) in hyper_parameters(group, 0.0) {
+                if !["betas", "eps", "weight_decay", "momentum"].contains(&name) {
+                    continue;
+                }
+                for param in &group.params {
+                    let by = groups.get(param.as_str()).map_or(param.clone(), |it| it.to_string());
+                    let key = format!("optim.param_groups.{by}.{name}");
+                    let Some(saved) = self.source.object(&key)? else { continue };
+                    if !same(&saved, &now) {
+                        let text = format!("{name} was {} and is {}", text(&saved), text(&now));
+                        differ.entry(text).or_default().push(param);
+                    }
+                }
+            }
+        }
+        for (text, params) in differ {
+            let more = match params.len() - 1 {
+                0 => String::new(),
+                n => format!(" and {n} more"),
+            };
+            self.warnings.push(format!("{text} for `{}`{more}; the plan's is used", params[0]));
+        }
+        Ok(())
+    }
+
+    /// Fills the buffers of the ranks here; see the [module docs](self).
+    pub(crate) fn apply(&self, session: &Session, seed: u64) -> Result<LoadReport, RunError> {
+        let began = Instant::now();
+        let read = |params: bool| {
+            let (layout, source) = (Arc::new(self.layout.clone()), self.source.clone());
+            session.on_all(move |rank| rank.load(&layout, &source, params))
+        };
+        let params = read(true)?;
+        session.prepare()?;
+        let states = read(false)?;
+        let costs = params.iter().zip(&states);
+        let (bytes, extra_memory) = costs.fold((0, 0), |(bytes, extra), (a, b)| {
+            (bytes + a.bytes + b.bytes, extra + a.extra.max(b.extra))
+        });
+        Ok(LoadReport {
+            path: self.path().to_path_buf(),
+            step: self.step,
+            seed,
+            bytes,
+            extra_memory,
+            seconds: began.elapsed().as_secs_f64(),
+            warnings: self.warnings.clone(),
+        })
+    }
+
+    /// Where a run that loaded this is.
+    pub(crate) fn at(&self, seed: u64) -> Position {
+        Position { step: self.step, sample: self.sample, seed }
+    }
+}
+
+/// Loads a checkpoint into a session.
+pub fn load(session: &Session, options: &LoadOptions) -> Result<LoadReport, RunError> {
+    let loaded = Loaded::open(session.plan(), options)?;
+    let seed = loaded.seed.unwrap_or(session.plan().run.seed);
+    loaded.apply(session, seed)
+}
+
+/// A plan and a checkpoint, compared.
+struct Matching<'a> {
+    options: &'a LoadOptions,
+    checkpoint: &'a Checkpoint,
+    /// Keys of the checkpoint that have a use.
+    used: BTreeSet<String>,
+    problems: Vec<LoadProblem>,
+    warnings: Vec<String>,
+}
+
+impl Matching<'_> {
+    /// The keys that each entry is loaded from.
+    fn entries(&mut self, plan: &Plan, entries: &[Entry]) -> Vec<Vec<String>> {
+        let aliases: BTreeMap<&str, &Vec<String>> = plan
+            .params
+            .iter()
+            .map(|it| (plan.buffers[it.buffer].name.as_str(), &it.aliases))
+            .collect();
+        let mut res: Vec<Vec<String>> = Vec::new();
+        // States that are of no use, with those that they belong to.
+        let mut unfit: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+        for entry in entries {
+            let mut names = vec![entry.key.clone()];
+            names.extend(entry.aliases.iter().map(|it| it.0.clone()));
+            if let Kind::Optimizer { param, name } = &entry.kind {
+                let others = aliases[param.as_str()].iter();
+                names.extend(others.map(|it| format!("optim.state.{it}.{name}")));
+            }
+            names.retain(|it| self.checkpoint.tensor(it).is_some());
+            let found = names;
+            self.used.extend(found.iter().cloned());
+            if let Kind::State { together } = entry.kind {
+                if let Some(why) = self.unfit(entry, found.first()) {
+                    unfit.entry(together).or_default().push(why);
+                }
+            } else if found.is_empty() {
+                let key = entry.key.clone();
+                if !allows(&self.options.allow_missing, &key) {
+                    self.problems.push(LoadProblem::Missing { key });
+                }
+            }
+            for key in &found {
+                if !matches!(entry.kind, Kind::State { .. }) {
+                    self.check(entry, key);
+                }
+            }
+            res.push(found);
+        }
+        for (entry, keys) in entries.iter().zip(&mut res) {
+            if let Kind::State { together } = entry.kind
+                && unfit.contains_key(&together)
+            {
+                keys.clear();
+            }
+        }
+        let unfit: Vec<String> = unfit.into_values().flatten().collect();
+        if let Some(first) = unfit.first() {
+            let more = match unfit.len() - 1 {
+                0 => String::new(),
+                n => format!(" (and {n} more)"),
+            };
+            self.warnings.push(format!(
+                "{first}{more}: saved with another recipe or for another mesh, or by another program; codes \
+                 and scales are made again from the master weights, and histories begin anew"
+            ));
+        }
+        res
+    }
+
+    /// Why a state of the plan cannot be what was saved.
+    fn unfit(&self, entry: &Entry, key: Option<&String>) -> Option<String> {
+        let Some(stored) = key.and_then(|it| self.checkpoint.tensor(it)) else {
+            return Some(format!("`{}` is not in the checkpoint", entry.key));
+        };
+        let same = stored.shape[..] == entry.ty.shape[..]
+            && stored.dtype == StoredType::from(entry.ty.dtype);
+        (!same).then(|| {
+            format!(
+                "`{}` is {}{:?} in the checkpoint, and {}{:?} in the plan",
+                entry.key,
+                stored.dtype,
+                stored.shape,
+                StoredType::from(entry.ty.dtype),
+                &entry.ty.shape[..]
+            )
+        })
+    }
+
+    /// Shape and type of what is loaded.
+    fn check(&mut self, entry: &Entry, key: &str) {
+        let Some(stored) = self.checkpoint.tensor(key) else { return };
+        let key = key.to_string();
+        if stored.shape[..] != entry.ty.shape[..] {
+            let (found, expected) = (stored.shape.clone(), entry.ty.shape.to_vec());
+            self.problems.push(LoadProblem::Shape { key, found, expected });
+            return;
+        }
+        let expected = StoredType::from(entry.ty.dtype);
+        if stored.dtype != expected
+            && !(self.options.cast && is_float(stored.dtype, entry.ty.dtype))
+        {
+            let (found, can_cast) = (stored.dtype, is_float(stored.dtype, entry.ty.dtype));
+            self.problems.push(LoadProblem::Type { key, found, expected, can_cast });
+        }
+    }
+
+    /// The steps that the optimizer has counted for the parameters of the plan.
+    fn steps(&mut self, layout: &CheckpointLayout) -> Result<Vec<u64>, RunError> {
+        let mut res = Vec::new();
+        let mut last: Option<(checkpoint::metadata::Item, u64)> = None;
+        for param in layout.groups.iter().flat_map(|it| &it.params) {
+            let key = format!("optim.state.{param}.step");
+            let Some(stored) = self.checkpoint.tensor(&key) else { continue };
+            self.used.insert(key.clone());
+            // Most often all are one number, stored once.
+            let item = stored.chunks.first().map(|it| it.item);
+            if let Some((_, step)) = last.filter(|it| Some(it.0) == item) {
+                res.push(step);
+                continue;
+            }
+            let step = number(self.checkpoint, &key, stored)? as u64;
+            last = item.map(|it| (it, step));
+            res.push(step);
+        }
+        Ok(res)
+    }
+
+    /// State of the optimizer of parameters that the plan has and does not train, which is added to the
+    /// layout; its keys.
+    fn kept(&mut self, plan: &Plan, layout: &mut CheckpointLayout) -> Vec<String> {
+        let mut frozen: BTreeMap<&str, usize> = BTreeMap::new();
+        for (i, param) in plan.params.iter().enumerate() {
+            let name = &plan.buffers[param.buffer].name;
+            if !layout.groups.iter().any(|it| it.params.contains(name)) {
+                let names = std::iter::once(name).chain(&param.aliases);
+                frozen.extend(names.map(|it| (it.as_str(), i)));
+            }
+        }
+        let mut res = Vec::new();
+        for (key, stored) in self.checkpoint.tensors() {
+            let Some((param, name)) =
+                key.strip_prefix("optim.state.").and_then(|it| it.rsplit_once('.'))
+            else {
+                continue;
+            };
+            let Some(&index) = frozen.get(param) else { continue };
+            // A type that planc has no buffers of is no state of an optimizer that it knows.
+            let Some(dtype) = stored.dtype.dtype() else { continue };
+            let data = &plan.buffers[plan.params[index].buffer];
+            let sharding = match stored.shape[..] == data.ty.shape[..] {
+                true => data.sharding.clone(),
+                false => Sharding::replicated(stored.shape.len()),
+            };
+            let path = ["optim", "state", param, name].map(str::to_string).to_vec();
+            layout.keep(path, TensorType::new(dtype, &stored.shape), sharding);
+            self.used.insert(key.to_string());
+            res.push(key.to_string());
+        }
+        res
+    }
+
+    /// Numbers that are read elsewhere, and states that the plan has no use for.
+    fn numbers(&mut self) {
+        let known = |key: &str| {
+            ["planc.step", "planc.sample", "planc.seed"].contains(&key)
+                || key.starts_with("planc.schedule.")
+        };
+        let mut unused = Vec::new();
+        for (key, _) in self.checkpoint.tensors() {
+            if known(key) {
+                self.used.insert(key.to_string());
+            } else if key.starts_with("planc.state.") && self.used.insert(key.to_string()) {
+                unused.push(key);
+            }
+        }
+        if let Some(first) = unused.first() {
+            self.warnings.push(format!(
+                "{} of the checkpoint, like `{first}`, have no use in this plan: it has another recipe, or \
+                 scales that vary over another mesh",
+                count(unused.len(), "state")
+            ));
+        }
+    }
+
+    fn unexpected(&mut self) {
+        let objects = self.checkpoint.objects().filter(|it| !it.starts_with("optim.param_groups."));
+        let tensors = self.checkpoint.tensors().map(|it| it.0);
+        let unused = tensors.filter(|it| !self.used.contains(*it)).chain(objects);
+        let allowed = |key: &&str| !allows(&self.options.allow_unexpected, key);
+        let unused: Vec<String> = unused.filter(allowed).map(str::to_string).collect();
+        self.problems.extend(unused.into_iter().map(|key| LoadProblem::Unexpected { key }));
+    }
+}
+
+impl Files {
+    /// A count; an int64 exactly.
+    fn integer(&self, key: &str) -> Result<Option<u64>, RunError> {
+        let Some(stored) = self.checkpoint.tensor(key) else { return Ok(None) };
+        if stored.dtype != StoredType::I64 || !stored.shape.is_empty() {
+            return Ok(Some(number(&self.checkpoint, key, stored)? as u64));
+        }
+        let mut bytes = [0; 8];
+        self.checkpoint.read(key, &Chunk::default(), &mut bytes)?;
+        Ok(Some(u64::from_le_bytes(bytes)))
+    }
+
+    fn float(&self, key: &str) -> Result<Option<f64>, RunError> {
+        let Some(stored) = self.checkpoint.tensor(key) else { return Ok(None) };
+        Ok(Some(number(&self.checkpoint, key, stored)?))
+    }
+
+    fn object(&self, key: &str) -> Result<Option<Value>, RunError> {
+        if !self.checkpoint.objects().any(|it| it == key) {
+            return Ok(None);
+        }
+        Ok(Some(self.checkpoint.object(key)?))
+    }
+
+    /// Which group of hyper-parameters each parameter is in.
+    fn groups(&self) -> Result<BTreeMap<String, u64>, RunError> {
+        let mut res = BTreeMap::new();
+        for key in self.checkpoint.objects() {
+            let group = key.strip_prefix("optim.param_groups.");
+            let Some(group) = group.and_then(|it| it.strip_suffix(".params")) else { continue };
+            let Ok(group) = group.parse::<u64>() else { continue };
+            let names = self.checkpoint.object(key)?;
+            let names = names.as_list().unwrap_or_default();
+            res.extend(names.iter().filter_map(Value::as_str).map(|it| (it.to_string(), group)));
+        }
+        Ok(res)
+    }
+}
+
+impl Rank {
+    /// Reads what this rank holds: parameters, or all else.
+    fn load(
+        &mut self,
+        layout: &CheckpointLayout,
+        files: &Files,
+        params: bool,
+    ) -> Result<Cost, RunError> {
+        let (mut staging, mut raw) = (Staging::default(), Vec::new());
+        let mut cost = Cost::default();
+        for (entry, keys) in layout.entries.iter().zip(&files.keys) {
+            let Some(key) = keys.first().filter(|_| (entry.kind == Kind::Param) == params) else {
+                continue;
+            };
+            let stored = files.checkpoint.tensor(key).expect("it was found there");
+            let boxes =
+                entry.sharding.local_boxes(&entry.ty.shape, &layout.mesh, &self.bound.coord);
+            match entry.source {
+                Source::Buffer(buffer) => {
+                    let bound = self.bound.clone();
+                    for local in &boxes {
+                        let mut fetch = |chunk: &Chunk, out: &mut [u8]| {
+                            cost.bytes += volume(chunk) * stored.dtype.bytes();
+                            read(files, (key, stored), chunk, (entry.ty.dtype, out), &mut raw)?;
+                            let others = keys[1..].iter();
+                            others.clone().try_for_each(|it| same_as(files, it, chunk, key))
+                        };
+                        let bound = (buffer, &bound.buffers[buffer]);
+                        write_box(&mut *self.backend, bound, local, &mut staging, &mut fetch)?;
+                    }
+                }
+                Source::Kept(index) => {
+                    self.kept.resize_with(self.kept.len().max(index + 1), Vec::new);
+                    if entry.sharding.owns(&self.bound.coord, &layout.mesh, entry.salt) {
+                        for LocalBox { chunk, .. } in boxes {
+                            let n = volume(&chunk) * stored.dtype.bytes();
+                            let mut bytes = vec![0; n as usize];
+                            files.checkpoint.read(key, &chunk, &mut bytes)?;
+                            cost.bytes += n;
+                            self.kept[index].push((chunk, bytes));
+                        }
+                    }
+                }
+            }
+        }
+        cost.extra = staging.bytes() + raw.capacity() as u64;
+        Ok(cost)
+    }
+}
+
+/// Reads a box, in the type of the buffer that it is for.
+fn read(
+    files: &Files,
+    (key, stored): (&str, &StoredTensor),
+    chunk: &Chunk,
+    (dtype, out): (DType, &mut [u8]),
+    raw: &mut Vec<u8>,
+) -> Result<(), RunError> {
+    if stored.dtype == StoredType::from(dtype) {
+        return Ok(files.checkpoint.read(key, chunk, out)?);
+    }
+    raw.resize((volume(chunk) * stored.dtype.bytes()) as usize, 0);
+    files.checkpoint.read(key, chunk, raw)?;
+    convert(stored.dtype, raw, dtype, out);
+    Ok(())
+}
+
+/// Whether another name of a tied tensor has the same bytes.
+fn same_as(files: &Files, key: &str, chunk: &Chunk, first: &str) -> Result<(), RunError> {
+    let tensor = |it: &str| files.checkpoint.tensor(it).expect("it was found there");
+    let (a, b) = (tensor(first), tensor(key));
+    if a.chunks == b.chunks {
+        return Ok(());
+    }
+    let read = |key: &str, stored: &StoredTensor| -> Result<Vec<u8>, RunError> {
+        let mut res = vec![0; (volume(chunk) * stored.dtype.bytes()) as usize];
+        files.checkpoint.read(key, chunk, &mut res)?;
+        Ok(res)
+    };
+    if a.dtype != b.dtype || read(first, a)? != read(key, b)? {
+        let (first, second) = (first.to_string(), key.to_string());
+        return Err(RunError::WeightsDiffer { first, second });
+    }
+    Ok(())
+}
+
+fn volume(chunk: &Chunk) -> u64 {
+    chunk.sizes.iter().product()
+}
+
+/// A tensor of one number.
+fn number(checkpoint: &Checkpoint, key: &str, stored: &StoredTensor) -> Result<f64, RunError> {
+    let wrong = |found| RunError::LoadMismatch {
+        path: checkpoint.path().to_path_buf(),
+        problems: vec![LoadProblem::Number { key: key.to_string(), found }],
+    };
+    let shape = &stored.shape;
+    if shape.iter().product::<u64>() != 1 {
+        return Err(wrong(format!("{shape:?}")));
+    }
+    let chunk = Chunk {
+        offsets: shape.iter().map(|_| 0).collect(),
+        sizes: shape.iter().copied().collect(),
+    };
+    let mut bytes = vec![0; stored.dtype.bytes() as usize];
+    checkpoint.read(key, &chunk, &mut bytes)?;
+    let eight = || bytes[..].try_into().expect("eight bytes");
+    let four = || bytes[..].try_into().expect("four bytes");
+    match stored.dtype {
+        StoredType::F64 => Ok(f64::from_le_bytes(eight())),
+        StoredType::I64 => Ok(i64::from_le_bytes(eight()) as f64),
+        StoredType::I32 => Ok(i32::from_le_bytes(four()).into()),
+        StoredType::F32 => Ok(f32::from_le_bytes(four()).into()),
+        it => Err(wrong(it.to_string())),
+    }
+}
+
+/// Whether numbers of one type can be rounded to the other.
+fn is_float(from: StoredType, to: DType) -> bool {
+    let float = [StoredType::F64, StoredType::F32, StoredType::F16, StoredType::Bf16];
+    float.contains(&from) && matches!(to, DType::F32 | DType::Bf16)
+}
+
+/// Rounds numbers to f32 and that to another type, to nearest, ties to even.
+fn convert(from: StoredType, raw: &[u8], to: DType, out: &mut [u8]) {
+    match from {
+        StoredType::F64 => each(raw, |it| f64::from_le_bytes(it) as f32, to, out),
+        StoredType::F32 => each(raw, f32::from_le_bytes, to, out),
+        StoredType::F16 => each(raw, |it| f16::from_le_bytes(it).to_f32(), to, out),
+        StoredType::Bf16 => each(raw, |it| bf16::from_le_bytes(it).to_f32(), to, out),
+        _ => unreachable!("other types are refused before"),
+    }
+}
+
+fn each<const N: usize>(raw: &[u8], value: impl Fn([u8; N]) -> f32, to: DType, out: &mut [u8]) {
+    let values = raw.as_chunks::<N>().0.iter().map(|&it| value(it));
+    match to {
+        DType::F32 => {
+            let out = out.as_chunks_mut::<4>().0;
+            out.iter_mut().zip(values).for_each(|(out, it)| *out = it.to_le_bytes());
+        }
+        DType::Bf16 => {
+            let out = out.as_chunks_mut::<2>().0;
+            let round = |it| bf16::from_f32(it).to_le_bytes();
+            out.iter_mut().zip(values).for_each(|(out, it)| *out = round(it));
+        }
+        DType::I32 | DType::E4M3 | DType::E5M2 => unreachable!("refused before"),
+    }
+}
+
+fn allows(globs: &[String], key: &str) -> bool {
+    globs.iter().any(|it| glob(it, key))
+}
+
+/// `1 state`, `3 states`.
+fn count(n: usize, what: &str) -> String {
+    if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
+}
+
+/// Whether two hyper-parameters are the same numbers.
+fn same(a: &Value, b: &Value) -> bool {
+    match (a.as_list(), b.as_list()) {
+        (Some(a), Some(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+        (None, None) => a.as_float() == b.as_float(),
+        _ => false,
+    }
+}
+
+fn text(value: &Value) -> String {
+    match (value.as_list(), value.as_float()) {
+        (Some(list), _) => {
+            format!("({})", list.iter().map(text).collect::<Vec<String>>().join(", "))
+        }
+        (None, Some(it)) => format!("{it:?}"),
+        (None, None) => format!("{value:?}"),
+    }
+}

@@ -1,0 +1,15 @@
+//! Saving and loading: what is in a checkpoint, and that training goes on from one as if nothing had
+//! happened.
+
+#[path = "checkpoint/failures.rs"]
+mod failures;
+#[path = "checkpoint/harness.rs"]
+mod harness;
+#[path = "checkpoint/keys.rs"]
+mod keys;
+#[path = "checkpoint/layout.rs"]
+mod layout;
+#[path = "checkpoint/reports.rs"]
+mod reports;
+#[path = "checkpoint/resume.rs"]
+mod resume;

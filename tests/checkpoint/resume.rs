@@ -1,0 +1,189 @@
+//! Training that was stopped and resumed is training.
+
+use crate::harness::*;
+
+/// Meshes with padding, with replicas, with both.
+const MESHES: [&str; 7] = ["1", "2", "4", "8", "2x2", "4x2", "2x2x2"];
+
+/// Relative, of losses after ten and more steps on different meshes: as in `tests/train.rs`.
+const LOSS: f64 = 1e-5;
+
+const SAVED: u64 = 10;
+const STEPS: u64 = 20;
+
+/// Saves at step 10 on `from`; loads on each of `to`.
+#[track_caller]
+fn check(test: &str, vocab: &str, from: &str, to: &[&str]) {
+    let set = [("layers[0].vocab", vocab)];
+    let folder = folder(test);
+    let plan = compile(SMALL, from, &set);
+    let saved = train(
+        &plan,
+        &runtime::TrainOptions {
+            steps: Some(SAVED),
+            save: saving(&folder, SAVED),
+            ..runtime::TrainOptions::default()
+        },
+    );
+    let expect = state(&saved.session);
+    let straight = train_to(&plan, STEPS, None).losses;
+    for mesh in to {
+        let what = format!("vocab {vocab}, {from} to {mesh}");
+        let plan = compile(SMALL, mesh, &set);
+        // Nothing is left to train: what the session holds is what was loaded.
+        let loaded = state(&train_to(&plan, SAVED, Some(&folder)).session);
+        assert_eq!(loaded.len(), expect.len(), "{what}");
+        for (name, bits) in &loaded {
+            assert!(*bits == expect[name], "{what}: `{name}` is not what was saved");
+        }
+        let resumed = train_to(&plan, STEPS, Some(&folder.join("step-10")));
+        assert_eq!(resumed.warnings, [""; 0], "{what}");
+        assert!(resumed.losses.keys().copied().eq(SAVED + 1..=STEPS), "{what}");
+        for (step, &loss) in &resumed.losses {
+            let expect = straight[step];
+            if *mesh == from {
+                assert_eq!(loss.to_bits(), expect.to_bits(), "{what}: step {step}");
+            }
+            let off = (f64::from(loss) / f64::from(expect) - 1.0).abs();
+            assert!(off <= LOSS, "{what}: loss of step {step} is off by {off:e}");
+        }
+    }
+}
+
+#[test]
+fn from_2x4_to_any_mesh() {
+    check("from_2x4", "250", "2x4", &MESHES);
+    check("from_2x4_to_itself", "250", "2x4", &["2x4"]);
+}
+
+#[test]
+fn from_2x2x2_to_any_mesh() {
+    check("from_2x2x2", "250", "2x2x2", &MESHES);
+}
+
+#[test]
+fn a_vocabulary_of_2049() {
+    check("vocab_2049", "2049", "2x4", &["1", "2x4", "4", "2x2x2"]);
+    check("vocab_2049_hsdp", "2049", "2x2x2", &["4x2", "2x2x2"]);
+}
+
+/// A Llama of one layer with dims that all recipes take; as in `tests/recipes.rs`.
+const WIDE: &str = r#"Model(
+    name: "wide",
+    batch: Global(2),
+    sequence: 128,
+    sequence_parallel: true,
+    precision: (compute: bf16),
+    optimizer: AdamW(betas: (0.9, 0.95), weight_decay: 0.1),
+    schedule: (lr: 1e-3),
+    layers: [
+        Embedding(name: "embed", vocab: 64, dim: 256),
+        Repeat(n: 1, prefix: "layers", body: [
+            TransformerLayer(
+                norm: RmsNorm(eps: 1e-5),
+                attention: (heads: 2, rope: (theta: 10000)),
+                mlp: (ffn: 256, activation: swiglu),
+                bias: false,
+            ),
+        ]),
+        RmsNorm(name: "norm", eps: 1e-5),
+        LmHead(name: "head"),
+        CrossEntropy(),
+    ],
+)"#;
+
+/// Saved at step 3; the ten steps after it are those of a run without a stop.
+#[track_caller]
+fn check_recipe(test: &str, set: Set) {
+    let folder = folder(test);
+    let plan = compile(WIDE, "2x2", set);
+    let options = runtime::TrainOptions {
+        steps: Some(13),
+        save: saving(&folder, 3),
+        ..runtime::TrainOptions::default()
+    };
+    let straight = train(&plan, &options);
+    let resumed = train_to(&plan, 13, Some(&folder.join("step-3")));
+    assert_eq!(resumed.warnings, [""; 0], "{set:?}");
+    assert!(resumed.losses.keys().copied().eq(4..=13), "{set:?}");
+    for (step, loss) in &resumed.losses {
+        assert_eq!(loss.to_bits(), straight.losses[step].to_bits(), "{set:?}: step {step}");
+    }
+    assert!(state(&resumed.session) == state(&straight.session), "{set:?}: final state");
+}
+
+#[test]
+fn bf16() {
+    check_recipe("bf16", &[("recipe", "Bf16")]);
+    check_recipe("bf16_storage", &[("precision.storage", "bf16")]);
+    let sgd = ("optimizer", "Sgd(momentum: 0.9)");
+    check_recipe("bf16_micro", &[("micro_batches", "2"), ("batch", "Global(4)"), sgd]);
+}
+
+// C35, TransformerEngine#1860: histories and scales are tensors of fixed shapes, and come back.
+#[test]
+fn delayed_scaling() {
+    check_recipe("delayed", &[("recipe", "DelayedScaling(amax_history_len: 4)")]);
+}
+
+#[test]
+fn current_scaling() {
+    check_recipe("current", &[("recipe", "Float8CurrentScaling()")]);
+}
+
+#[test]
+fn block_scaling() {
+    check_recipe("block", &[("recipe", "Float8BlockScaling()")]);
+}
+
+#[test]
+fn mxfp8() {
+    check_recipe("mxfp8", &[("recipe", "MXFP8BlockScaling(enable_2d_quantization: true)")]);
+}
+
+#[test]
+fn nvfp4() {
+    check_recipe("nvfp4", &[("recipe", "NVFP4BlockScaling()")]);
+}
+
+#[test]
+fn custom_recipe() {
+    let recipe = "Custom(weight: (format: E4M3, scaling: Delayed(history: 3)), \
+                  input: (format: E4M3, scaling: Current(pow2: true)))";
+    check_recipe("custom", &[("recipe", recipe)]);
+}
+
+/// Scales that another mesh varies over have another shape there: what was saved of those weights is made
+/// again, and a warning says so. The master weights are the same bytes.
+#[test]
+fn scales_of_another_mesh_are_made_again() {
+    let folder = folder("other_scales");
+    let set = [("recipe", "Float8BlockScaling()")];
+    let four = compile(WIDE, "2x2", &set);
+    let options = runtime::TrainOptions {
+        steps: Some(2),
+        save: saving(&folder, 2),
+        ..runtime::TrainOptions::default()
+    };
+    let saved = state(&train(&four, &options).session);
+    let one = compile(WIDE, "1", &[("recipe", "DelayedScaling(amax_history_len: 4)")]);
+    let loaded = train_to(&one, 2, Some(&folder));
+    assert!(
+        loaded.warnings[0].contains("are made again from the master weights"),
+        "{:?}",
+        loaded.warnings
+    );
+    let found = state(&loaded.session);
+    let master = "layers.0.mlp.gate_proj.weight";
+    assert!(found[master] == saved[master]);
+    let fresh = runtime::Session::new(&one, &runtime::SessionOptions::default()).unwrap();
+    for param in &one.params {
+        let name = &one.buffers[param.buffer].name;
+        let values: Vec<f32> = saved[name].iter().map(|&it| f32::from_bits(it)).collect();
+        fresh.write(name, &values).unwrap();
+    }
+    fresh.prepare().unwrap();
+    let codes = format!("{master}.compute");
+    let expect = fresh.read(&codes).unwrap().data;
+    assert!(expect.iter().map(|it| it.to_bits()).eq(found[&codes].iter().copied()));
+}
