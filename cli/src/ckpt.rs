@@ -1,6 +1,8 @@
-//! `planc ckpt`: looks at checkpoints, those of PyTorch too, without a model, a mesh or a plan.
+//! `planc ckpt`: looks at checkpoints, those of PyTorch too, without a mesh or a plan, and converts them.
 
 mod diff;
+mod export;
+mod import;
 mod ls;
 mod show;
 mod verify;
@@ -12,7 +14,7 @@ use checkpoint::{Checkpoint, CheckpointError};
 use crate::glob::glob;
 use crate::report::{Failure, Outcome, Ui};
 
-/// Lists, shows, checks and compares checkpoints.
+/// Lists, shows, checks, compares and converts checkpoints.
 ///
 /// A checkpoint is a folder in the format of torch.distributed.checkpoint, as planc and PyTorch write it, a
 /// folder whose file `latest` names one, a folder of safetensors files, or one such file.
@@ -28,6 +30,8 @@ enum Command {
     Show(show::Args),
     Verify(verify::Args),
     Diff(diff::Args),
+    Import(import::Args),
+    Export(export::Args),
 }
 
 /// One checkpoint, and which of its keys are meant.
@@ -54,6 +58,8 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         Command::Show(args) => show::run(args, ui),
         Command::Verify(args) => verify::run(args, ui),
         Command::Diff(args) => diff::run(args, ui),
+        Command::Import(args) => import::run(args, ui),
+        Command::Export(args) => export::run(args, ui),
     }
 }
 
@@ -105,7 +111,7 @@ pub fn failure(error: &CheckpointError) -> Box<Failure> {
 
 /// Text out of a file, without what would move the cursor of a terminal.
 fn clean(text: &str) -> String {
-    let char = |it: char| match it.is_control() {
+    let char = |it: char| match it.is_control() && it != '\n' {
         true => it.escape_default().to_string(),
         false => it.to_string(),
     };

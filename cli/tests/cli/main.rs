@@ -8,6 +8,8 @@ mod checkpoints;
 mod commands;
 mod edited;
 mod errors;
+mod foreign;
+mod import;
 mod streams;
 
 use std::fs;
