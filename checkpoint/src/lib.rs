@@ -14,8 +14,8 @@
 //! So nothing here depends on a mesh, a plan or a machine. Bottom up: [`dtype`], [`pickle`], [`archive`]
 //! (an item), [`metadata`] (the index), [`sums`] (checksums beside the items); then [`Checkpoint`], which
 //! reads any layout that PyTorch writes, [`verify`] and [`diff`]; [`hf`] and [`full`], which convert, by a
-//! [`mapping`]. Nothing in a file is trusted: no input makes this crate panic, run code, or allocate more than a small multiple of the
-//! bytes that are there.
+//! [`mapping`]. Nothing in a file is trusted: no input makes this crate panic, run code, or allocate more
+//! than the size of the file, or of what the caller asks for, explains.
 
 pub mod archive;
 mod copy;
