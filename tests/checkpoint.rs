@@ -9,6 +9,8 @@ mod harness;
 mod keys;
 #[path = "checkpoint/layout.rs"]
 mod layout;
+#[path = "checkpoint/pytorch.rs"]
+mod pytorch;
 #[path = "checkpoint/reports.rs"]
 mod reports;
 #[path = "checkpoint/resume.rs"]

@@ -26,6 +26,8 @@ fn check(test: &str, vocab: &str, from: &str, to: &[&str]) {
         },
     );
     let expect = state(&saved.session);
+    let report = checkpoint::verify::verify(&checkpoint::Checkpoint::open(&folder).unwrap());
+    assert!(report.problems.is_empty() && report.unsummed_bytes == 0, "{:?}", report.problems);
     let straight = train_to(&plan, STEPS, None).losses;
     for mesh in to {
         let what = format!("vocab {vocab}, {from} to {mesh}");

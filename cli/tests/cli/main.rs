@@ -3,13 +3,13 @@
 //! `INSTA_UPDATE=always cargo test -p cli` rewrites the snapshots.
 
 mod bad_input;
-mod checkpoint;
 mod checkpoints;
 mod commands;
 mod edited;
 mod errors;
 mod foreign;
 mod import;
+mod resume;
 mod streams;
 
 use std::fs;
