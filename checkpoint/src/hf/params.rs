@@ -22,7 +22,7 @@ pub struct Param {
     pub head_dim: Option<u64>,
 }
 
-/// The parameters of a graph that [`ir::model::elaborate`] made, on any mesh.
+/// The parameters of a graph as a model gives it, on any mesh.
 pub fn params(graph: &Graph) -> Vec<Param> {
     let mut head_dims: FxHashMap<Scope, u64> = FxHashMap::default();
     for node in graph.nodes.values() {

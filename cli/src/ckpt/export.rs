@@ -159,7 +159,9 @@ fn checked_config(path: &Path, export: &Export<'_>) -> Outcome<Map<String, Value
     let model = ir::model::parse(&imported.text).map_err(built)?;
     let mesh = MeshSpec::parse("1").map_err(built)?;
     let graph = ir::model::elaborate(&model, &mesh).map_err(built)?;
-    export.check(&params(&graph)).map_err(|it| failure(&it).in_file(path))?;
+    export.check(&params(&graph)).map_err(|it| {
+        failure(&it).in_file(path).help("give the config of the model whose checkpoint this is")
+    })?;
     serde_json::from_str(&file.text).map_err(|it| {
         let why = input::reason(&it);
         Failure::new("PL0780", format!("this is no config: {why}")).in_file(path)

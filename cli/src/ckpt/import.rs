@@ -157,6 +157,11 @@ fn weights(path: &Path, common: &Common, map: &str, saved_tp: Option<u64>, ui: &
             ));
             print(&listed("left out", &import.ignored));
             print(&listed("missing", &import.missing));
+            print(&format!(
+                "it has no state of an optimizer: planc run {} --load {} --allow-missing 'optim.*'\n",
+                common.model.display(),
+                common.output.display()
+            ));
             source.warnings().iter().for_each(|it| print(&format!("warning: {it}\n")));
             Ok(())
         }
@@ -226,7 +231,9 @@ pub fn mapping(name: &str) -> Outcome<Mapping> {
 
 /// An error of moving weights, as the user sees it.
 pub fn failure(error: &TransferError) -> Box<Failure> {
-    let failure = Failure::new(error.code(), super::clean(&error.to_string()));
+    // A line for each thing that is wrong.
+    let lines: Vec<String> = error.to_string().lines().map(super::clean).collect();
+    let failure = Failure::new(error.code(), lines.join("\n"));
     match error {
         TransferError::Checkpoint(it) => super::failure(it),
         TransferError::Mismatch(it) => {

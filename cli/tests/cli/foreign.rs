@@ -51,6 +51,7 @@ fn round_trip(name: &str, export: &str) -> (Folder, Tensors) {
     folder.works(&format!("import hf {hf_text} --batch 4 -o {name}.ron"));
     let said = folder.works(&format!("ckpt import hf {hf_text} --model {name}.ron -o ckpt"));
     assert!(said.contains(" -> ckpt/step-0: "), "{said}");
+    assert!(said.contains(&format!("planc run {name}.ron --load ckpt --allow-missing")), "{said}");
     let text = fs::read_to_string(golden("losses.json")).expect("golden data");
     let text: Value = serde_json::from_str(&text).expect("JSON");
     let expect = text[name].as_f64().expect("a loss");
@@ -106,6 +107,10 @@ fn qwen3_round_trips_in_half_precision() {
     assert_eq!(index["weight_map"].as_object().expect("a map").len(), found.len());
     let config: Value = serde_json::from_str(&folder.read("out/config.json")).expect("JSON");
     assert_eq!(config["torch_dtype"], "float16");
+    let config = golden("tiny-bert").join("config.json");
+    let ran = folder.planc(&format!("ckpt export hf ckpt -o other --config {}", config.display()));
+    assert!(ran.code == 1 && ran.stderr.contains("PL0784"), "{}", ran.stderr);
+    assert!(!folder.0.join("other").exists(), "nothing is written");
     // Another model's files are not mixed with these.
     let ran = folder.planc("ckpt export hf ckpt -o out");
     assert!(ran.code == 1 && ran.stderr.contains("PL0790"), "{}", ran.stderr);
