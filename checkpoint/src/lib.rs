@@ -13,9 +13,9 @@
 //!
 //! So nothing here depends on a mesh, a plan or a machine. Bottom up: [`dtype`], [`pickle`], [`archive`]
 //! (an item), [`metadata`] (the index), [`sums`] (checksums beside the items); then [`Checkpoint`], which
-//! reads any layout that PyTorch writes, [`verify`] and [`diff`]. Nothing in a file is
-//! trusted: no input makes this crate panic, run code, or allocate more than the size of the file, or
-//! of what the caller asks for, explains.
+//! reads any layout that PyTorch writes, [`verify`] and [`diff`]; [`hf`] and [`full`], which convert, by a
+//! [`mapping`]. Nothing in a file is trusted: no input makes this crate panic, run code, or allocate more
+//! than the size of the file, or of what the caller asks for, explains.
 
 pub mod archive;
 mod copy;
@@ -24,7 +24,10 @@ mod dcp;
 pub mod diff;
 pub mod dtype;
 pub mod error;
+pub mod full;
+pub mod hf;
 mod map;
+pub mod mapping;
 pub mod metadata;
 mod open;
 pub mod pickle;

@@ -1,7 +1,9 @@
-//! `planc ckpt`: looks at checkpoints, those of PyTorch too, without a model, a mesh or a plan; and cuts them
-//! anew for one.
+//! `planc ckpt`: looks at checkpoints, those of PyTorch too, without a mesh or a plan; cuts them anew, and converts
+//! them.
 
 mod diff;
+mod export;
+mod import;
 mod ls;
 mod reshard;
 mod show;
@@ -14,7 +16,7 @@ use checkpoint::{Checkpoint, CheckpointError};
 use crate::glob::glob;
 use crate::report::{Failure, Outcome, Ui};
 
-/// Lists, shows, checks, compares and reshards checkpoints.
+/// Lists, shows, checks, compares, reshards and converts checkpoints.
 ///
 /// A checkpoint is a folder in the format of torch.distributed.checkpoint, as planc and PyTorch write it, a
 /// folder whose file `latest` names one, a folder of safetensors files, or one such file.
@@ -31,6 +33,8 @@ enum Command {
     Verify(verify::Args),
     Diff(diff::Args),
     Reshard(reshard::Args),
+    Import(import::Args),
+    Export(export::Args),
 }
 
 /// One checkpoint, and which of its keys are meant.
@@ -58,6 +62,8 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         Command::Verify(args) => verify::run(args, ui),
         Command::Diff(args) => diff::run(args, ui),
         Command::Reshard(args) => reshard::run(args, ui),
+        Command::Import(args) => import::run(args, ui),
+        Command::Export(args) => export::run(args, ui),
     }
 }
 

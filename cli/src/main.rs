@@ -9,6 +9,7 @@ mod compile;
 mod doctor;
 mod explain;
 mod glob;
+mod import;
 mod input;
 mod inspect;
 mod lint;
@@ -43,6 +44,7 @@ enum Command {
     Run(run::Args),
     Inspect(inspect::Args),
     Ckpt(ckpt::Args),
+    Import(import::Args),
     Bench(bench::Args),
     Doctor(doctor::Args),
     Explain(explain::Args),
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(args, &cli.ui),
         Command::Inspect(args) => inspect::run(args, &cli.ui),
         Command::Ckpt(args) => ckpt::run(args, &cli.ui),
+        Command::Import(args) => import::run(args, &cli.ui),
         Command::Bench(args) => bench::run(args, &cli.ui),
         Command::Doctor(args) => doctor::run(args, &cli.ui),
         Command::Explain(args) => explain::run(args, &cli.ui),

@@ -6,6 +6,7 @@
 //! ```text
 //! .bin                  u8, u16 or u32, little-endian: one stream, cut every `sequence` tokens
 //! .safetensors          integers `tokens`: [N, sequence + 1], or [steps, batch, sequence + 1]
+//!                       or `tokens` and `labels`, both [N, sequence]: labels of their own
 //! any other             bytes are tokens: one stream, cut every `sequence` bytes
 //! none                  a random walk that a model can learn, see [`Data::synthetic`]
 //! ```
@@ -72,6 +73,8 @@ struct TokenFile {
     /// Byte at which tokens start.
     start: usize,
     tokens: u64,
+    /// Type and first byte of the labels, if each token has one of its own.
+    labels: Option<(Element, usize)>,
 }
 
 /// How samples lie in a file.
@@ -80,6 +83,7 @@ enum Kind {
     Stream,
     Rows,
     Steps,
+    Labelled,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -144,10 +148,12 @@ impl Data {
             return Err(RunError::DataKinds { first, second });
         }
         let tokens: u64 = files.iter().map(|it| it.tokens).sum();
-        let row = run.sequence + 1;
-        let (stride, samples) = match kind {
-            Kind::Stream => (run.sequence, tokens.saturating_sub(1) / run.sequence.max(1)),
-            Kind::Rows | Kind::Steps => (row, tokens / row),
+        let (sequence, next) = (run.sequence, run.sequence + 1);
+        // Tokens of a sample, and from one to the next.
+        let (row, stride, samples) = match kind {
+            Kind::Stream => (next, sequence, tokens.saturating_sub(1) / sequence.max(1)),
+            Kind::Rows | Kind::Steps => (next, next, tokens / next),
+            Kind::Labelled => (sequence, sequence, tokens / sequence.max(1)),
         };
         let files = Files { files, kind, stride, samples };
         if samples < run.global_batch {
@@ -198,6 +204,10 @@ impl Data {
         for i in 0..run.global_batch {
             let sample = step * run.global_batch + i;
             match &self.source {
+                Source::Files(files) if files.kind == Kind::Labelled => {
+                    files.read_labelled(run, sample, &mut res)?;
+                    continue;
+                }
                 Source::Synthetic { seed } => walk(run, *seed, sample, &mut row),
                 Source::Files(files) => files.read(run, sample, &mut row)?,
             }
@@ -251,6 +261,27 @@ impl Files {
         Ok(())
     }
 
+    /// Adds the tokens of a sample and their own labels, checked.
+    fn read_labelled(&self, run: &Run, sample: u64, batch: &mut Batch) -> Result<(), RunError> {
+        let start = sample % self.samples * self.stride;
+        for i in start..start + run.sequence {
+            let (file, position) = self.locate(i);
+            let (token, label) = (file.token(position as usize), file.label(position as usize));
+            let wrong = if is_token(token, run) { label } else { token };
+            if !is_token(token, run) || !is_label(label, run) {
+                return Err(RunError::TokenOutsideVocab {
+                    file: file.map.path.display().to_string(),
+                    position,
+                    token: wrong,
+                    vocab: run.vocab,
+                });
+            }
+            batch.tokens.push(token as i32);
+            batch.labels.push(label as i32);
+        }
+        Ok(())
+    }
+
     /// The file that has a token, and where.
     fn locate(&self, position: u64) -> (&TokenFile, u64) {
         let mut rest = position;
@@ -289,11 +320,12 @@ fn open(path: &Path, run: &Run, width: TokenWidth) -> Result<(TokenFile, Kind), 
                 return Err(RunError::BadFile { path, expected: "a token stream", why });
             }
             let tokens = (len / size) as u64;
-            Ok((TokenFile { map, element, start: 0, tokens }, Kind::Stream))
+            Ok((TokenFile { map, element, start: 0, tokens, labels: None }, Kind::Stream))
         }
         _ => {
             let tokens = map.bytes().len() as u64;
-            Ok((TokenFile { map, element: Element::U8, start: 0, tokens }, Kind::Stream))
+            let element = Element::U8;
+            Ok((TokenFile { map, element, start: 0, tokens, labels: None }, Kind::Stream))
         }
     }
 }
@@ -311,18 +343,26 @@ fn open_tensor(map: Mapped, run: &Run) -> Result<(TokenFile, Kind), RunError> {
         names.truncate(5);
         bad(format!("it has no `tokens`, but {}", names.join(", ")))
     })?;
-    let element = match view.dtype() {
-        Dtype::U8 => Element::U8,
-        Dtype::U16 => Element::U16,
-        Dtype::U32 => Element::U32,
-        Dtype::U64 => Element::U64,
-        Dtype::I16 => Element::I16,
-        Dtype::I32 => Element::I32,
-        Dtype::I64 => Element::I64,
-        other => return Err(bad(format!("`tokens` is {other:?}"))),
+    let element = |name: &str, dtype: Dtype| match dtype {
+        Dtype::U8 => Ok(Element::U8),
+        Dtype::U16 => Ok(Element::U16),
+        Dtype::U32 => Ok(Element::U32),
+        Dtype::U64 => Ok(Element::U64),
+        Dtype::I16 => Ok(Element::I16),
+        Dtype::I32 => Ok(Element::I32),
+        Dtype::I64 => Ok(Element::I64),
+        other => Err(bad(format!("`{name}` is {other:?}"))),
     };
+    let labels = tensors.tensor("labels").ok();
     let (row, batch) = (run.sequence + 1, run.global_batch);
     let kind = match *view.shape() {
+        [_, found] if labels.is_some() && found as u64 == run.sequence => Kind::Labelled,
+        _ if labels.is_some() => {
+            let (found, sequence) = (view.shape(), run.sequence);
+            let why =
+                format!("with `labels`, `tokens` are [N, {sequence}], and these are {found:?}");
+            return Err(bad(why));
+        }
         [_, found] if found as u64 == row => Kind::Rows,
         [_, rows, found] if found as u64 == row && rows as u64 == batch => Kind::Steps,
         _ => {
@@ -330,20 +370,39 @@ fn open_tensor(map: Mapped, run: &Run) -> Result<(TokenFile, Kind), RunError> {
             return Err(RunError::DataShape { path, found, row, batch });
         }
     };
-    let start = view.data().as_ptr() as usize - map.bytes().as_ptr() as usize;
+    if let Some(it) = labels.as_ref().filter(|it| it.shape() != view.shape()) {
+        let why = format!("`labels` are {:?} and `tokens` {:?}", it.shape(), view.shape());
+        return Err(bad(why));
+    }
+    let start = |data: &[u8]| data.as_ptr() as usize - map.bytes().as_ptr() as usize;
+    let labels = match &labels {
+        Some(it) => Some((element("labels", it.dtype())?, start(it.data()))),
+        None => None,
+    };
+    let (element, start) = (element("tokens", view.dtype())?, start(view.data()));
     let tokens = view.shape().iter().product::<usize>() as u64;
-    Ok((TokenFile { map, element, start, tokens }, kind))
+    Ok((TokenFile { map, element, start, tokens, labels }, kind))
 }
 
 impl TokenFile {
     fn token(&self, index: usize) -> i64 {
-        let size = self.element.bytes();
-        let at = self.start + index * size;
+        self.integer(self.element, self.start, index)
+    }
+
+    /// The label of a token that has its own.
+    fn label(&self, index: usize) -> i64 {
+        let (element, start) = self.labels.expect("such files are of a kind of their own");
+        self.integer(element, start, index)
+    }
+
+    fn integer(&self, element: Element, start: usize, index: usize) -> i64 {
+        let size = element.bytes();
+        let at = start + index * size;
         let raw = &self.map.bytes()[at..at + size];
         let mut word = [0; 8];
         word[..size].copy_from_slice(raw);
         let word = u64::from_le_bytes(word);
-        match self.element {
+        match element {
             Element::U8 | Element::U16 | Element::U32 => word as i64,
             // Beyond i64 it is outside any vocabulary too.
             Element::U64 => i64::try_from(word).unwrap_or(i64::MAX),

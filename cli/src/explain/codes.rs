@@ -847,4 +847,94 @@ pub const CODES: &[Code] = &[
         fix: "Load it with its model. `--allow-missing` and `--allow-unexpected` take globs of keys that may \
               differ (`optim.*` to load weights alone), `--cast` rounds other floating-point types.",
     },
+    Code {
+        code: "PL0780",
+        title: "a config.json that cannot be read",
+        text: "`planc import hf` was given something that is no JSON object, or a field is missing or of \
+               another type than `transformers` writes.",
+        example: "A config without `hidden_size`.",
+        fix: "Take the config.json of the model's folder on the hub, as it is.",
+    },
+    Code {
+        code: "PL0781",
+        title: "a kind of model that is not known",
+        text: "`model_type` of the config names an architecture that `planc import hf` has no rules for. \
+               Guessing from similar field names would train another model than the one published.",
+        example: "model_type: \"mixtral\".",
+        fix: "Write the model.ron by hand (docs/model.md), if its modules suffice.",
+    },
+    Code {
+        code: "PL0782",
+        title: "a config that asks for what planc does not have",
+        text: "The field is known, and its value changes what the model computes in a way that model.ron \
+               cannot say: a sliding window within a sequence, scaling of rotations of another kind, \
+               attention to another sequence, quantized weights.",
+        example: "rope_scaling: {\"type\": \"yarn\"}.",
+        fix: "Do as the report says, if it names a way; else another model.",
+    },
+    Code {
+        code: "PL0783",
+        title: "an unknown field of a config",
+        text: "planc knows which fields of a config change what is computed and which do not. One that is \
+               neither may change the model, so it is not ignored.",
+        example: "A config with \"logit_softcapping\": 30.0.",
+        fix: "If the field changes nothing of what is computed, remove it from a copy of the config.",
+    },
+    Code {
+        code: "PL0784",
+        title: "weights that do not fit the model",
+        text: "Parameters are missing, tensors are no parameters, or shapes or types differ. The report \
+               lists all of them. 16-bit floats become f32 without being asked, since no value changes.",
+        example: "The weights of Llama-3-8B for a model.ron with 31 layers.",
+        fix: "Use the model that the weights are of; or permit it: --allow-missing, --allow-unexpected, \
+              --cast. --prefix and --map say how keys are to be read.",
+    },
+    Code {
+        code: "PL0785",
+        title: "a mapping that cannot be used",
+        text: "A file given with `--map` is no mapping, or a rule of it cannot be read backwards: its keys \
+               and its parameters must have the same {holes}.",
+        example: "Map(from: \"h.{layer}.w\", to: [\"w\"]).",
+        fix: "Correct the rule. docs/checkpoints.md describes mappings.",
+    },
+    Code {
+        code: "PL0786",
+        title: "rows in the order of unknown ranks",
+        text: "TransformerEngine's gated fc1 holds, rank by rank of the tensor-parallel group, that rank's \
+               rows of the gate and then of the up projection. Gathered, their order depends on how many \
+               ranks there were, which the file does not say. A wrong guess loads without an error and \
+               computes something else.",
+        example: "planc ckpt import te weights.safetensors of a model with swiglu.",
+        fix: "Add --saved-tp N; 1 if there was no tensor parallelism.",
+    },
+    Code {
+        code: "PL0787",
+        title: "tied weights that differ",
+        text: "The model ties two parameters, and the checkpoint has a tensor for each, with different \
+               values. Only one of them could be kept.",
+        example: "lm_head.weight was trained apart from the embedding.",
+        fix: "Remove the tie from the model, or the wrong tensor from the checkpoint.",
+    },
+    Code {
+        code: "PL0788",
+        title: "a model whose files are not all there",
+        text: "model.safetensors.index.json names tensors that none of the files beside it has.",
+        example: "A download that was interrupted.",
+        fix: "Get the missing files.",
+    },
+    Code {
+        code: "PL0789",
+        title: "a value that the format cannot hold",
+        text: "The checkpoint has something that has no place in the format to be written: a type that \
+               safetensors does not know, or a Python object that is no literal.",
+        example: "A complex tensor.",
+        fix: "Remove it from the checkpoint, or copy the checkpoint as it is.",
+    },
+    Code {
+        code: "PL0790",
+        title: "an output folder that is not empty",
+        text: "Files of another model beside the new ones would be read as parts of it.",
+        example: "planc ckpt export hf ckpt/ -o old_model/.",
+        fix: "Name a new folder, or empty it.",
+    },
 ];

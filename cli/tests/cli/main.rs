@@ -7,6 +7,8 @@ mod checkpoints;
 mod commands;
 mod edited;
 mod errors;
+mod foreign;
+mod import;
 mod reshard;
 mod resume;
 mod streams;

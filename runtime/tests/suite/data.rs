@@ -118,6 +118,33 @@ fn unsigned_and_short_integers_are_read() {
     check(&Data::open(&[path], &two, None).expect("opens"), 0, &[5, 6], &[6, 7]);
 }
 
+/// Masked tokens: each has a label of its own, which counts where it is no `ignore_index`.
+#[test]
+fn labels_of_their_own_are_not_shifted() {
+    let bytes = |it: &[i32]| it.iter().flat_map(|it| it.to_le_bytes()).collect::<Vec<u8>>();
+    let (tokens, labels) = (bytes(&[1, 2, 3, 4, 5, 6]), bytes(&[-100, 7, -100, -100, 6, -100]));
+    let write = |name: &str, labels_shape: &[usize]| {
+        let view = |shape: &[usize], data| {
+            TensorView::new(Dtype::I32, shape.to_vec(), data).expect("a tensor")
+        };
+        let views = [("tokens", view(&[2, 3], &tokens)), ("labels", view(labels_shape, &labels))];
+        file(name, &safetensors::serialize(views, None).expect("serialized"))
+    };
+    let path = write("labels.safetensors", &[2, 3]);
+    let data = Data::open(std::slice::from_ref(&path), &run(1, 3, 8), None).expect("opens");
+    check(&data, 0, &[1, 2, 3], &[-100, 7, -100]);
+    check(&data, 1, &[4, 5, 6], &[-100, 6, -100]);
+    check(&data, 2, &[1, 2, 3], &[-100, 7, -100]);
+    let narrow = Data::open(std::slice::from_ref(&path), &run(1, 3, 7), None).expect("opens");
+    let expect = refused_with(narrow.batch(0).map(|_| ()));
+    assert!(expect.0 == "PL0526" && expect.1.contains('7'), "{expect:?}");
+    assert_eq!(refused(std::slice::from_ref(&path), &run(3, 3, 8)).0, "PL0522");
+    let (code, text) = refused(&[path], &run(1, 2, 8));
+    assert!(code == "PL0521" && text.contains("`tokens` are [N, 2]"), "{text}");
+    let (code, text) = refused(&[write("other.safetensors", &[3, 2])], &run(1, 3, 8));
+    assert!(code == "PL0521" && text.contains("`labels` are [3, 2]"), "{text}");
+}
+
 /// A label that does not count is no token; as the last of a row it is a label only.
 #[test]
 fn ignored_labels_are_no_tokens() {

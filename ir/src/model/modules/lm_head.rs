@@ -12,7 +12,7 @@ use crate::model::error::ModelError;
 use crate::model::range::Fields;
 use crate::model::params::ParamSpec;
 use crate::model::schema::ParamOptions;
-use crate::ops::{Cast, Matmul};
+use crate::ops::{BiasAdd, Cast, Matmul};
 use crate::quant::Recipe;
 
 module! {
@@ -21,6 +21,9 @@ module! {
         /// Size of the vocabulary; that of the `Embedding` by default.
         #[serde(default)]
         pub vocab: Option<u64>,
+        /// It has a bias, as BERT's head for masked tokens does.
+        #[serde(default)]
+        pub bias: bool,
         /// How the weight starts; the model's `init` by default.
         #[serde(default)]
         pub init: Option<Init>,
@@ -51,7 +54,15 @@ impl ModuleDef for LmHead {
         spec.options = Some(&self.weight);
         let weight = cx.param(spec.cut(0, cx.tp.cut()))?;
         let fprop = Matmul { transpose_b: true, ..Matmul::default() };
-        let mut logits = cx.op("logits", fprop, &[x, weight])?;
+        let product = if self.bias { "product" } else { "logits" };
+        let mut logits = cx.op(product, fprop, &[x, weight])?;
+        if self.bias {
+            let shape = [vocab];
+            let mut spec = ParamSpec::new("bias", &shape, Init::Zeros);
+            spec.masked = true;
+            let bias = cx.param(spec.cut(0, cx.tp.cut()))?;
+            logits = cx.op("logits", BiasAdd {}, &[logits, bias])?;
+        }
         let precision = &cx.model.precision;
         if let Some(to) = precision.output.filter(|&it| it != precision.compute) {
             logits = cx.op("logits.output", Cast { to }, &[logits])?;

@@ -1,0 +1,371 @@
+//! Whole tensors into and out of a checkpoint: writing one without a plan, and the whole state as one
+//! safetensors file.
+//!
+//! In the file, tensors have the keys of the checkpoint. What is no tensor is text in `__metadata__`, as
+//! Python writes it; so are the paths of keys in nested dicts, and names that share one tensor:
+//!
+//! ```text
+//! model.w                                     a tensor
+//! __metadata__.object:optim.param_groups.0.betas    "(0.9, 0.999)"
+//! __metadata__.alias:model.lm_head.weight     "model.embed.weight"
+//! __metadata__.paths                          {"optim.state.w.step": ["optim", "state", "w", "step"], ..}
+//! ```
+
+mod literal;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use ir::placement::{Chunk, LocalBox};
+use serde::Deserialize;
+use smallvec::SmallVec;
+
+use crate::archive::{object_item, tensor_item_len};
+use crate::dtype::StoredType;
+use crate::error::CheckpointError;
+use crate::hf::TransferError;
+use crate::hf::write::{Entry, SafetensorsFile, sort};
+use crate::metadata::{
+    Encoding, Item, Metadata, PathPart, StoredChunk, StoredObject, StoredTensor,
+};
+use crate::open::Checkpoint;
+use crate::pickle::Value;
+use crate::save::folder::{StepFolder, file_name};
+use crate::save::{Content, FileItem, ShardFile};
+
+/// A checkpoint that one process writes, tensor by tensor, each whole.
+#[derive(Debug)]
+pub struct Writer {
+    folder: Unfinished,
+    file: ShardFile,
+    metadata: Metadata,
+    at: u64,
+}
+
+/// What data is given to, piece by piece: row-major and little-endian.
+pub type Put<'a> = dyn FnMut(&[u8]) -> Result<(), CheckpointError> + 'a;
+
+/// A folder that is removed unless it was given its name.
+#[derive(Debug)]
+struct Unfinished(StepFolder);
+
+impl Drop for Unfinished {
+    fn drop(&mut self) {
+        self.0.abandon();
+    }
+}
+
+impl Writer {
+    /// Starts the checkpoint of a step in `root`.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn create(root: &Path, step: u64) -> Result<Writer, CheckpointError> {
+        let folder = StepFolder::new(root, step, &format!("{:08x}", std::process::id()));
+        folder.create()?;
+        let folder = Unfinished(folder);
+        let file = ShardFile::create(&folder.0.temporary(), 0)?;
+        let metadata = Metadata { files: vec![file_name(0)], ..Metadata::default() };
+        Ok(Writer { folder, file, metadata, at: 0 })
+    }
+
+    /// Adds a tensor, whose keys all name the same bytes.
+    ///
+    /// # Errors
+    /// Those of `data` and of writing.
+    ///
+    /// # Panics
+    /// If `data` gives not as many bytes as the tensor has, or there is no key.
+    pub fn tensor<E: From<CheckpointError>>(
+        &mut self,
+        keys: &[(String, Vec<PathPart>)],
+        dtype: StoredType,
+        shape: &[u64],
+        data: impl FnOnce(&mut Put<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let chunk = whole(shape);
+        let local = LocalBox { at: chunk.offsets.clone(), chunk: chunk.clone() };
+        let content = Content::Shard { entry: 0, local };
+        let item = self.write(&keys[0].0, content, dtype, tensor_item_len(dtype, shape), data)?;
+        for (key, path) in keys {
+            let chunks = vec![StoredChunk { chunk: chunk.clone(), item }];
+            let (shape, path) = (shape.to_vec(), path.clone());
+            self.metadata.tensors.insert(key.clone(), StoredTensor { dtype, shape, chunks, path });
+        }
+        Ok(())
+    }
+
+    /// Adds a Python object.
+    ///
+    /// # Errors
+    /// Those of writing.
+    pub fn object(
+        &mut self,
+        key: &str,
+        path: Vec<PathPart>,
+        value: &Value,
+    ) -> Result<(), CheckpointError> {
+        let bytes = object_item(value);
+        let (len, content) = (bytes.len() as u64, Content::Object(bytes));
+        let nothing = |_: &mut Put<'_>| Ok::<_, CheckpointError>(());
+        let item = self.write(key, content, StoredType::U8, len, nothing)?;
+        self.metadata.objects.insert(key.to_string(), StoredObject { item, path });
+        Ok(())
+    }
+
+    fn write<E: From<CheckpointError>>(
+        &mut self,
+        key: &str,
+        content: Content,
+        dtype: StoredType,
+        len: u64,
+        data: impl FnOnce(&mut Put<'_>) -> Result<(), E>,
+    ) -> Result<Item, E> {
+        let item = FileItem { key: key.to_string(), content, at: self.at, len };
+        self.file.write(&item, dtype, data)?;
+        self.at += len;
+        Ok(Item { file: 0, offset: item.at, len, encoding: Encoding::Plain })
+    }
+
+    /// Puts it on disk and makes it the latest.
+    ///
+    /// # Errors
+    /// If the system refuses; nothing has changed then.
+    pub fn finish(self) -> Result<(), CheckpointError> {
+        let Writer { folder, file, metadata, .. } = self;
+        file.finish()?;
+        let mut index = Vec::new();
+        metadata.write(&mut index).expect("memory takes what is written");
+        folder.0.commit(&index, None)
+    }
+}
+
+fn whole(shape: &[u64]) -> Chunk {
+    Chunk { offsets: SmallVec::from_elem(0, shape.len()), sizes: shape.into() }
+}
+
+/// What was moved.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Tensors, each counted once.
+    pub tensors: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Python objects.
+    pub objects: u64,
+    /// The step that was done.
+    pub step: u64,
+}
+
+const OBJECT: &str = "object:";
+const ALIAS: &str = "alias:";
+const PATHS: &str = "paths";
+/// The number of steps that a checkpoint is of.
+const STEP: &str = "planc.step";
+
+/// Writes all of a checkpoint into one safetensors file.
+///
+/// # Errors
+/// Those of reading and writing, and [`TransferError::NotStorable`].
+pub fn export(source: &Checkpoint, path: &Path) -> Result<Moved, TransferError> {
+    let mut metadata = BTreeMap::new();
+    let mut paths: BTreeMap<&str, Vec<serde_json::Value>> = BTreeMap::new();
+    let path_of = |path: &[PathPart]| path.iter().map(path_part).collect();
+    let mut owners: BTreeMap<Vec<(u32, u64)>, &str> = BTreeMap::new();
+    let mut entries = Vec::new();
+    let mut res = Moved { step: step(source)?, ..Moved::default() };
+    for (key, tensor) in source.tensors() {
+        paths.insert(key, path_of(&tensor.path));
+        let places = tensor.chunks.iter().map(|it| (it.item.file, it.item.offset)).collect();
+        if tensor.n_elements() > 0
+            && let Some(owner) = owners.get(&places)
+        {
+            metadata.insert(format!("{ALIAS}{key}"), owner.to_string());
+            continue;
+        }
+        owners.insert(places, key);
+        let (dtype, shape) = (tensor.dtype, tensor.shape.clone());
+        res.tensors += 1;
+        res.bytes += tensor.bytes();
+        entries.push(Entry { key: key.to_string(), dtype, shape });
+    }
+    for key in source.objects() {
+        let value = source.object(key)?;
+        let Some(text) = literal::print(&value) else {
+            let (key, format) = (key.to_string(), "the text of a safetensors file");
+            return Err(TransferError::NotStorable { key, found: value.to_string(), format });
+        };
+        metadata.insert(format!("{OBJECT}{key}"), text);
+        if let Some(it) = source.stored_object(key) {
+            paths.insert(key, path_of(&it.path));
+        }
+        res.objects += 1;
+    }
+    metadata.insert(PATHS.into(), serde_json::json!(paths).to_string());
+    metadata.insert("format".into(), "pt".into());
+    sort(&mut entries);
+    let mut file = SafetensorsFile::create(path, &entries, &metadata)?;
+    for it in &entries {
+        bands(source, &it.key, |band| file.write(band))?;
+    }
+    file.finish()?;
+    Ok(res)
+}
+
+/// Writes what [`export`] wrote, or any safetensors file, as a checkpoint of its step in `root`.
+///
+/// # Errors
+/// Those of reading and writing.
+pub fn import(path: &Path, root: &Path) -> Result<Moved, TransferError> {
+    let source = Checkpoint::open(path)?;
+    let metadata = text(path)?;
+    let paths: BTreeMap<String, Vec<serde_json::Value>> = match metadata.get(PATHS) {
+        Some(it) => serde_json::from_str(it).map_err(|it| malformed(path, PATHS, &it))?,
+        None => BTreeMap::new(),
+    };
+    let path_of = |key: &str| -> Vec<PathPart> {
+        let known = paths.get(key).and_then(|it| it.iter().map(part_of_path).collect());
+        known.unwrap_or_else(|| usual_path(key))
+    };
+    let mut aliases: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (alias, key) in &metadata {
+        if let Some(alias) = alias.strip_prefix(ALIAS) {
+            if source.tensor(key).is_none() {
+                return Err(malformed(path, alias, &format!("there is no `{key}`")));
+            }
+            aliases.entry(key).or_default().push(alias);
+        }
+    }
+    let mut res = Moved { step: step(&source)?, ..Moved::default() };
+    let mut out = Writer::create(root, res.step)?;
+    for (key, tensor) in source.tensors() {
+        let names = std::iter::once(key).chain(aliases.get(key).into_iter().flatten().copied());
+        let keys: Vec<_> = names.map(|it| (it.to_string(), path_of(it))).collect();
+        out.tensor(&keys, tensor.dtype, &tensor.shape, |put| bands(&source, key, put))?;
+        res.tensors += 1;
+        res.bytes += tensor.bytes();
+    }
+    for (key, text) in &metadata {
+        let Some(key) = key.strip_prefix(OBJECT) else { continue };
+        let value = literal::parse(text).map_err(|it| malformed(path, key, &it))?;
+        out.object(key, path_of(key), &value)?;
+        res.objects += 1;
+    }
+    out.finish()?;
+    Ok(res)
+}
+
+/// Reads a tensor piece by piece.
+fn bands(
+    source: &Checkpoint,
+    key: &str,
+    mut put: impl FnMut(&[u8]) -> Result<(), CheckpointError>,
+) -> Result<(), CheckpointError> {
+    let tensor = source.tensor(key).expect("what is read was looked up");
+    let (rows, unit) = (tensor.shape.first().copied().unwrap_or(1), tensor.dtype.bytes());
+    let row = tensor.shape.iter().skip(1).product::<u64>() * unit;
+    let step = (BAND / row.max(1)).clamp(1, rows.max(1));
+    let mut data = Vec::new();
+    for at in (0..rows).step_by(step as usize) {
+        let mut chunk = whole(&tensor.shape);
+        let n = step.min(rows - at);
+        if let (Some(offset), Some(size)) = (chunk.offsets.first_mut(), chunk.sizes.first_mut()) {
+            (*offset, *size) = (at, n);
+        }
+        data.resize((n * row) as usize, 0);
+        source.read(key, &chunk, &mut data)?;
+        put(&data)?;
+    }
+    Ok(())
+}
+
+/// What is read at once.
+const BAND: u64 = 16 << 20;
+
+/// The step that a checkpoint is of; 0 if it does not say.
+fn step(source: &Checkpoint) -> Result<u64, CheckpointError> {
+    let Some(tensor) = source.tensor(STEP) else { return Ok(0) };
+    let mut bytes = [0; 8];
+    if tensor.dtype != StoredType::I64 || !tensor.shape.is_empty() {
+        return Ok(0);
+    }
+    source.read(STEP, &Chunk::default(), &mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn path_part(it: &PathPart) -> serde_json::Value {
+    match it {
+        PathPart::Key(it) => it.as_str().into(),
+        PathPart::Index(it) => (*it).into(),
+    }
+}
+
+fn part_of_path(it: &serde_json::Value) -> Option<PathPart> {
+    let key = it.as_str().map(|it| PathPart::Key(it.to_string()));
+    key.or_else(|| it.as_u64().map(PathPart::Index))
+}
+
+/// Where a key is in the nested dict of PyTorch's `get_state_dict`.
+fn usual_path(key: &str) -> Vec<PathPart> {
+    let name = |it: &str| PathPart::Key(it.to_string());
+    if let Some(rest) = key.strip_prefix("model.") {
+        return vec![name("model"), name(rest)];
+    }
+    if let Some((param, field)) =
+        key.strip_prefix("optim.state.").and_then(|it| it.rsplit_once('.'))
+    {
+        return vec![name("optim"), name("state"), name(param), name(field)];
+    }
+    if let Some(rest) = key.strip_prefix("planc.") {
+        return std::iter::once("planc").chain(rest.split('.')).map(name).collect();
+    }
+    vec![name(key)]
+}
+
+/// The text in a safetensors file.
+fn text(path: &Path) -> Result<BTreeMap<String, String>, CheckpointError> {
+    let fail = |it: std::io::Error| CheckpointError::io("read", path, &it);
+    let mut file = File::open(path).map_err(fail)?;
+    let mut len = [0; 8];
+    file.read_exact(&mut len).map_err(fail)?;
+    let mut header = Vec::new();
+    // The length was checked when the file was opened; what is not there is not read.
+    file.take(u64::from_le_bytes(len)).read_to_end(&mut header).map_err(fail)?;
+    let header: Header = serde_json::from_slice(&header).map_err(|it| CheckpointError::Index {
+        path: path.to_path_buf(),
+        at: 8,
+        why: format!("no header of a safetensors file: {it}"),
+    })?;
+    Ok(header.metadata)
+}
+
+#[derive(Deserialize)]
+struct Header {
+    #[serde(default, rename = "__metadata__")]
+    metadata: BTreeMap<String, String>,
+}
+
+fn malformed(path: &Path, what: &str, why: &dyn std::fmt::Display) -> TransferError {
+    let why = format!("`{what}` of `__metadata__`: {why}");
+    CheckpointError::Index { path: path.to_path_buf(), at: 8, why }.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As PyTorch 2.11's `get_state_dict` nests them.
+    #[test]
+    fn keys_have_the_paths_of_a_state_dict() {
+        let check = |key: &str, expect: &[&str]| {
+            let found: Vec<String> = usual_path(key).iter().map(PathPart::to_string).collect();
+            assert_eq!(found, expect, "{key}");
+        };
+        check("model.a.b.weight", &["model", "a.b.weight"]);
+        check("optim.state.a.b.weight.exp_avg", &["optim", "state", "a.b.weight", "exp_avg"]);
+        check("planc.schedule.lr", &["planc", "schedule", "lr"]);
+        check("other.key", &["other.key"]);
+    }
+}

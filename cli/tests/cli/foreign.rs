@@ -1,0 +1,237 @@
+//! `planc ckpt import` and `export`: weights of Hugging Face and TransformerEngine, and whole states.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+use crate::{Folder, workspace};
+
+fn golden(path: &str) -> PathBuf {
+    workspace("tests/golden/hf").join(path)
+}
+
+/// Type, shape and bytes of the tensors in a file.
+type Tensors = BTreeMap<String, (String, Vec<usize>, Vec<u8>)>;
+
+/// The tensors of a model's folder, by the index if it has one.
+fn tensors(folder: &Path) -> Tensors {
+    let mut res = Tensors::new();
+    for entry in fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("a file").path();
+        if path.extension().is_some_and(|it| it == "safetensors") {
+            let bytes = fs::read(&path).expect("a file");
+            let file = SafeTensors::deserialize(&bytes).expect("safetensors reads it");
+            res.extend(file.tensors().into_iter().map(|(key, it)| {
+                (key, (it.dtype().to_string(), it.shape().to_vec(), it.data().to_vec()))
+            }));
+        }
+    }
+    res
+}
+
+fn losses(folder: &Folder, line: &str) -> Vec<f64> {
+    folder.works(&format!("{line} --metrics out.jsonl -q"));
+    let loss = |it: &str| {
+        let line: Value = serde_json::from_str(it).expect("JSON");
+        line["loss"].as_f64().expect("a loss")
+    };
+    folder.read("out.jsonl").lines().map(loss).collect()
+}
+
+/// Imports config and weights, compares the loss on two meshes with what numpy computed from the stored
+/// tensors, and exports them again; the folder is what was exported.
+#[track_caller]
+fn round_trip(name: &str, export: &str) -> (Folder, Tensors) {
+    let folder = Folder::new(&format!("foreign_{name}"), &[]);
+    let hf = golden(&format!("tiny-{name}"));
+    let hf_text = hf.display();
+    folder.works(&format!("import hf {hf_text} --batch 4 -o {name}.ron"));
+    let said = folder.works(&format!("ckpt import hf {hf_text} --model {name}.ron -o ckpt"));
+    assert!(said.contains(" -> ckpt/step-0: "), "{said}");
+    assert!(said.contains(&format!("planc run {name}.ron --load ckpt --allow-missing")), "{said}");
+    let text = fs::read_to_string(golden("losses.json")).expect("golden data");
+    let text: Value = serde_json::from_str(&text).expect("JSON");
+    let expect = text[name].as_f64().expect("a loss");
+    let data = golden("tokens.safetensors");
+    for mesh in ["1", "2x2"] {
+        let line = format!(
+            "run {name}.ron --mesh {mesh} --set precision.compute=f32 --steps 1 --load ckpt \
+             --allow-missing optim.* --data {}",
+            data.display()
+        );
+        let loss = losses(&folder, &line)[0];
+        // f32 against float64, over layers of 16 features.
+        assert!((loss - expect).abs() < 1e-5, "{name} on {mesh}: {loss}, numpy {expect}");
+    }
+    folder.works(&format!("ckpt export hf ckpt -o out --config {hf_text}/config.json {export}"));
+    let config: Value = serde_json::from_str(&folder.read("out/config.json")).expect("JSON");
+    assert_eq!(config["tie_word_embeddings"], true);
+    let found = tensors(&folder.0.join("out"));
+    (folder, found)
+}
+
+#[test]
+fn gpt2_is_unpacked_and_packed_again() {
+    let (_, found) = round_trip("gpt2", "--max-shard-size 8KB");
+    let mut expect = tensors(&golden("tiny-gpt2"));
+    // The causal mask is no weight.
+    expect.retain(|key, _| !key.ends_with(".attn.bias"));
+    let expect: Tensors =
+        expect.into_iter().map(|(key, it)| (format!("transformer.{key}"), it)).collect();
+    assert!(found == expect, "{:?}", found.keys());
+}
+
+#[test]
+fn bert_comes_in_under_its_old_names_and_leaves_under_its_new_ones() {
+    let (_, found) = round_trip("bert", "");
+    let mut expect = tensors(&golden("tiny-bert"));
+    expect.retain(|key, _| !key.contains("pooler") && !key.contains("seq_relationship"));
+    let renamed = |key: &str| {
+        key.replace("LayerNorm.gamma", "LayerNorm.weight")
+            .replace("LayerNorm.beta", "LayerNorm.bias")
+    };
+    let expect: Tensors = expect.into_iter().map(|(key, it)| (renamed(&key), it)).collect();
+    assert!(found == expect, "{:?}", found.keys());
+}
+
+/// 16-bit weights become f32 masters and are the same bits when they are exported.
+#[test]
+fn qwen3_round_trips_in_half_precision() {
+    let (folder, found) = round_trip("qwen3", "--dtype f16");
+    assert!(found == tensors(&golden("tiny-qwen3")), "{:?}", found.keys());
+    let index: Value =
+        serde_json::from_str(&folder.read("out/model.safetensors.index.json")).expect("JSON");
+    assert_eq!(index["weight_map"].as_object().expect("a map").len(), found.len());
+    let config: Value = serde_json::from_str(&folder.read("out/config.json")).expect("JSON");
+    assert_eq!(config["torch_dtype"], "float16");
+    let config = golden("tiny-bert").join("config.json");
+    let ran = folder.planc(&format!("ckpt export hf ckpt -o other --config {}", config.display()));
+    assert!(ran.code == 1 && ran.stderr.contains("PL0784"), "{}", ran.stderr);
+    assert!(!folder.0.join("other").exists(), "nothing is written");
+    // Another model's files are not mixed with these.
+    let ran = folder.planc("ckpt export hf ckpt -o out");
+    assert!(ran.code == 1 && ran.stderr.contains("PL0790"), "{}", ran.stderr);
+}
+
+/// All that does not fit is in one report.
+#[test]
+fn weights_of_another_model_are_refused() {
+    let folder = Folder::new("foreign_strict", &[]);
+    let hf = golden("tiny-qwen3");
+    let line = format!("ckpt import hf {} --model model.ron -o ckpt", hf.display());
+    let ran = folder.planc(&line);
+    assert_eq!((ran.code, ran.stdout.as_str()), (1, ""));
+    for expect in [
+        "PL0784",
+        "missing: `lm_head.weight`",
+        "unexpected: `model.layers.0.self_attn.q_norm.weight`",
+        "`model.norm.weight` is [16] and must be [64]",
+        "`--allow-missing GLOB`",
+    ] {
+        assert!(ran.stderr.contains(expect), "no `{expect}` in {}", ran.stderr);
+    }
+    assert!(!folder.0.join("ckpt").exists(), "nothing is written");
+}
+
+/// Steps, moments and hyper-parameters go through one file: training goes on with the same losses.
+#[test]
+fn a_whole_state_is_resumed_from_one_file() {
+    let folder = Folder::new("foreign_full", &[]);
+    folder.works("run model.ron --mesh 2x2 --steps 3 --save ckpt -q");
+    folder.works("ckpt export full ckpt -o full.safetensors");
+    let said = folder.works("ckpt import full full.safetensors -o copy");
+    assert!(said.starts_with("full.safetensors -> copy/step-3: step 3, "), "{said}");
+    let line = "run model.ron --mesh 2x2 --steps 5 --load";
+    let expect = losses(&folder, &format!("{line} ckpt"));
+    assert_eq!(losses(&folder, &format!("{line} copy")), expect);
+    assert_eq!(expect.len(), 2);
+}
+
+/// TransformerEngine's fused QKV and gated fc1, as two ranks saved them, into a model under Llama's names;
+/// keys that somebody renamed, by a mapping in a file.
+#[test]
+fn transformer_engine_comes_in() {
+    let folder = Folder::new("foreign_te", &[]);
+    // Llama's own weights, under TransformerEngine's names. The fused tensors are made here, by rows.
+    folder.works("run model.ron --mesh 1 --steps 1 --save ckpt -q");
+    folder.works("ckpt export hf ckpt -o hf");
+    let mut source = tensors(&folder.0.join("hf"));
+    let rows = |it: &(String, Vec<usize>, Vec<u8>), from: usize, n: usize| {
+        let row = it.2.len() / it.1[0];
+        it.2[from * row..(from + n) * row].to_vec()
+    };
+    let mut te = Tensors::new();
+    for layer in 0..2 {
+        let llama = format!("model.layers.{layer}.");
+        let mut take = |name: &str| source.remove(&format!("{llama}{name}.weight")).expect(name);
+        let [q, k, v] = ["q", "k", "v"].map(|it| take(&format!("self_attn.{it}_proj")));
+        // 4 heads over 2 KV heads, of 16 features.
+        let mut qkv = Vec::new();
+        for group in 0..2 {
+            qkv.extend(rows(&q, group * 32, 32));
+            qkv.extend(rows(&k, group * 16, 16));
+            qkv.extend(rows(&v, group * 16, 16));
+        }
+        let (gate, up) = (take("mlp.gate_proj"), take("mlp.up_proj"));
+        let half = gate.1[0] / 2;
+        let mut fc1 = Vec::new();
+        for rank in 0..2 {
+            fc1.extend(rows(&gate, rank * half, half));
+            fc1.extend(rows(&up, rank * half, half));
+        }
+        let f32 = || "F32".to_string();
+        let mut put = |name: &str, it| te.insert(format!("{llama}{name}"), it);
+        put("self_attention.layernorm_qkv.weight", (f32(), vec![128, 64], qkv));
+        put("layernorm_mlp.fc1_weight", (f32(), vec![4 * half, 64], fc1));
+        put("self_attention.layernorm_qkv.layer_norm_weight", take("input_layernorm"));
+        put("self_attention.proj.weight", take("self_attn.o_proj"));
+        put("layernorm_mlp.layer_norm_weight", take("post_attention_layernorm"));
+        put("layernorm_mlp.fc2_weight", take("mlp.down_proj"));
+        put("layernorm_mlp.fc2_bias", (f32(), vec![0], vec![]));
+        put("layernorm_mlp._extra_state", ("U8".to_string(), vec![0], vec![]));
+    }
+    te.extend(source);
+    let save = |name: &str, tensors: &Tensors| {
+        let view = |it: &(String, Vec<usize>, Vec<u8>)| {
+            let dtype = if it.0 == "U8" { safetensors::Dtype::U8 } else { safetensors::Dtype::F32 };
+            let (shape, data) = (it.1.clone(), it.2.clone());
+            (dtype, shape, data)
+        };
+        let owned: Vec<_> = tensors.iter().map(|(key, it)| (key, view(it))).collect();
+        let views = owned.iter().map(|(key, (dtype, shape, data))| {
+            let view = safetensors::tensor::TensorView::new(*dtype, shape.clone(), data);
+            (key.as_str(), view.expect("a tensor"))
+        });
+        let bytes = safetensors::serialize(views, None).expect("a file");
+        folder.write(name, bytes);
+    };
+    save("te.safetensors", &te);
+    let ran = folder.planc("ckpt import te te.safetensors --model model.ron -o te");
+    assert!(ran.code == 1 && ran.stderr.contains("--saved-tp"), "{}", ran.stderr);
+    folder.works("ckpt import te te.safetensors --model model.ron -o te --saved-tp 2");
+    folder.works("ckpt export hf te -o te_hf");
+    let expect = tensors(&folder.0.join("hf"));
+    assert!(tensors(&folder.0.join("te_hf")) == expect, "as it was before it was fused");
+
+    let renamed: Tensors = expect
+        .iter()
+        .map(|(key, it)| (format!("net.{}", key.replace("mlp", "ff")), it.clone()))
+        .collect();
+    save("renamed.safetensors", &renamed);
+    folder.write(
+        "map.ron",
+        "Mapping(rules: [Map(from: \"{path..}.ff.{rest..}\", to: [\"{path..}.mlp.{rest..}\"])])",
+    );
+    let line = "ckpt import hf renamed.safetensors --model model.ron -o renamed --map map.ron";
+    let ran = folder.planc(line);
+    assert!(ran.code == 1 && ran.stderr.contains("PL0784"), "{}", ran.stderr);
+    folder.works(&format!("{line} --prefix net."));
+    folder.works("ckpt export hf renamed -o renamed_hf");
+    assert!(tensors(&folder.0.join("renamed_hf")) == expect, "as it was before it was renamed");
+    folder.write("map.ron", "Mapping(rules: [Map(from: \"a.{n}\", to: [\"b\"])])");
+    let ran = folder.planc(line);
+    assert!(ran.code == 1 && ran.stderr.contains("PL0785"), "{}", ran.stderr);
+}
