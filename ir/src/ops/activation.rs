@@ -74,7 +74,8 @@ impl ActivationKind {
         let one = T::one();
         match self {
             ActivationKind::Gelu => {
-                let density = T::from_f64((-0.5 * x.to_f64() * x.to_f64()).exp() * 0.5 * GELU_SLOPE);
+                let density =
+                    T::from_f64((-0.5 * x.to_f64() * x.to_f64()).exp() * 0.5 * GELU_SLOPE);
                 normal_cdf(x) + x * density
             }
             ActivationKind::GeluTanh => {

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    ActivationKind, Amaxes, Factors, GluGrad, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample,
-    TypeError, Types, View, ViewMut, arity, floats, is_default, same_type,
+    ActivationKind, Amaxes, Factors, GluGrad, GradCx, GradError, Grads, LocalCx, OpDef, Real,
+    Sample, TypeError, Types, View, ViewMut, arity, floats, is_default, same_type,
 };
 use crate::types::TensorType;
 

@@ -110,7 +110,12 @@ impl OpDef for LayerNorm {
     }
 
     fn samples() -> Vec<Sample> {
-        let op = LayerNorm { eps: 1e-5.into(), zero_centered: false, residual: false, amax: Amaxes::default() };
+        let op = LayerNorm {
+            eps: 1e-5.into(),
+            zero_centered: false,
+            residual: false,
+            amax: Amaxes::default(),
+        };
         let centered = LayerNorm { zero_centered: true, ..op.clone() };
         let residual = LayerNorm { residual: true, ..op.clone() };
         let amaxes = |pieces| Amaxes { of: vec![0], pieces };

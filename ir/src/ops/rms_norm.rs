@@ -11,9 +11,9 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Amaxes, Factors, GradCx, GradError, Grads, LocalCx, Number, OpDef, Real, RmsNormGrad, Sample, TypeError,
-    Types, View, ViewMut, arity, floats, is_default, leading, ndim, ndim_at_least, same_size,
-    same_type,
+    Amaxes, Factors, GradCx, GradError, Grads, LocalCx, Number, OpDef, Real, RmsNormGrad, Sample,
+    TypeError, Types, View, ViewMut, arity, floats, is_default, leading, ndim, ndim_at_least,
+    same_size, same_type,
 };
 use crate::types::{DType, TensorType};
 
@@ -103,7 +103,12 @@ impl OpDef for RmsNorm {
     }
 
     fn samples() -> Vec<Sample> {
-        let op = RmsNorm { eps: 1e-5.into(), zero_centered: false, residual: false, amax: Amaxes::default() };
+        let op = RmsNorm {
+            eps: 1e-5.into(),
+            zero_centered: false,
+            residual: false,
+            amax: Amaxes::default(),
+        };
         let centered = RmsNorm { zero_centered: true, ..op.clone() };
         let residual = RmsNorm { residual: true, ..centered.clone() };
         let amaxes = |pieces| Amaxes { of: vec![0], pieces };

@@ -8,8 +8,8 @@ use crate::Value;
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::ModelError;
-use crate::model::range::Fields;
 use crate::model::params::ParamSpec;
+use crate::model::range::Fields;
 use crate::ops::{self, Number};
 
 module! {
