@@ -6,9 +6,9 @@ use half::bf16;
 
 use ir::ops::{
     Activation, ActivationKind, Adam, AdamW, Amax, Amaxes, Assignment, Attention, AttentionGrad,
-    BiasAdd, CeLoss, CeMax, CeStats, ClipScale, Conflict, Dropout, Embedding, Glu, GluKind,
-    GradError, LayerNorm, Llama3Scaling, Matmul, Number, Op, OpKind, RmsNorm, Rope, Sample,
-    SampleInput, Sgd, SplitDim, Tensor, Values,
+    BiasAdd, CeLoss, CeMax, CeStats, ClipScale, Codes, Conflict, Copies, Dropout, Embedding, Glu,
+    GluKind, GradError, LayerNorm, Llama3Scaling, Matmul, Number, Op, OpKind, Quantize, RmsNorm,
+    Rope, Sample, SampleInput, Sgd, SplitDim, Tensor, Values,
 };
 use ir::placement::{Mesh, ReduceOp, Sharding};
 use ir::random::stream_key;
@@ -92,12 +92,13 @@ fn is_differentiable(kind: OpKind) -> bool {
 fn has_gradient(op: &Op) -> bool {
     let fused = match op {
         Op::Matmul(it) => it.accumulate || it.bias || it.gelu,
-        Op::Glu(it) => !it.amax.is_none(),
-        Op::RmsNorm(it) => it.residual || !it.amax.is_none(),
-        Op::LayerNorm(it) => it.residual || !it.amax.is_none(),
+        Op::RmsNorm(it) => it.residual,
+        Op::LayerNorm(it) => it.residual,
         _ => false,
     };
-    is_differentiable(op.kind()) && !fused
+    let more =
+        op.amaxes().is_some_and(|it| !it.is_none()) || op.codes().is_some_and(|it| !it.is_none());
+    is_differentiable(op.kind()) && !fused && !more
 }
 
 #[test]
@@ -174,6 +175,9 @@ fn amaxes_on_the_way_are_those_of_the_results() {
     let mut n_checked = 0;
     for sample in samples() {
         let Some(amaxes) = sample.op.amaxes().filter(|it| !it.is_none()) else { continue };
+        if sample.op.codes().is_some_and(|it| !it.is_none()) {
+            continue;
+        }
         let types = types(&sample);
         let types: Vec<&TensorType> = types.iter().collect();
         let operands: Vec<Tensor<f32>> =
@@ -200,11 +204,73 @@ fn amaxes_on_the_way_are_those_of_the_results() {
     assert!(n_checked > 10, "{n_checked} amaxes");
 }
 
+/// Bit by bit, in f32: what `fuse` makes is the op, the amaxes of what that makes, and its codes.
+#[test]
+fn codes_on_the_way_are_those_of_the_results() {
+    let mut n_checked = BTreeMap::new();
+    for sample in samples() {
+        let Some(codes) = sample.op.codes().filter(|it| !it.is_none()) else { continue };
+        let types = types(&sample);
+        let types: Vec<&TensorType> = types.iter().collect();
+        let operands: Vec<Tensor<f32>> =
+            sample.inputs.iter().enumerate().map(|(i, it)| random(it, i as u64)).collect();
+        let found = apply(&sample.op, &operands, &types);
+        let made = sample.op.infer(&types).expect("samples are well-typed");
+
+        let amaxes = sample.op.amaxes().expect("what makes codes gives amaxes");
+        let mut plain = sample.op.clone();
+        *plain.codes_mut().expect("it has some") = Codes::default();
+        *plain.amaxes_mut().expect("it has some") = Amaxes::default();
+        let n_own = codes.own(&types).len();
+        let own = apply(&plain, &operands[..n_own], &types[..n_own]);
+        let wide = plain.infer(&types[..n_own]).expect("samples are well-typed");
+        for (i, own) in own.iter().enumerate() {
+            let Some(at) = codes.of.iter().position(|it| it.0 == i) else {
+                assert_eq!(found[i], *own, "{}", sample.op.to_text());
+                continue;
+            };
+            let to = codes.of[at].1;
+            let op: Op = Quantize { to, copies: Copies::Rows, pieces: Vec::new() }.into();
+            let inputs = [own.clone(), operands[n_own + at].clone()];
+            let alone = &apply(&op, &inputs, &[&wide[i], types[n_own + at]])[0];
+            assert_eq!((&found[i], made[i].dtype), (alone, to), "{}", sample.op.to_text());
+            *n_checked.entry(sample.op.kind().name()).or_insert(0) += 1;
+        }
+        for (found, &of) in found[own.len()..].iter().zip(&amaxes.of) {
+            let amax: Op = Amax { pieces: amaxes.pieces.clone() }.into();
+            let alone = &apply(&amax, std::slice::from_ref(&own[of]), &[&wide[of]])[0];
+            assert_eq!(found, alone, "{}", sample.op.to_text());
+        }
+    }
+    let expect = [
+        ("activation", 2),
+        ("activation_grad", 2),
+        ("glu", 2),
+        ("glu_grad", 6),
+        ("layer_norm", 2),
+        ("rms_norm", 2),
+    ];
+    assert_eq!(n_checked, BTreeMap::from(expect));
+}
+
+/// Their amaxes are not rounded to the type of a tensor that is not there.
+#[test]
+fn amaxes_of_codes_are_f32() {
+    let op = Glu {
+        amax: Amaxes { of: vec![0], pieces: Vec::new() },
+        codes: Codes { of: vec![(0, DType::E4M3)] },
+        ..Glu::new(GluKind::Swiglu)
+    };
+    let (x, scale) = (TensorType::new(DType::Bf16, &[4, 6]), TensorType::scalar(DType::F32));
+    let found = Op::from(op).infer(&[&x, &x, &scale]).map(|it| it.to_vec());
+    assert_eq!(found, Ok(vec![x.with_dtype(DType::E4M3), scale]));
+}
+
 /// Bit by bit: what is made again in the backward pass is what the forward pass used.
 #[test]
 fn gradients_of_glus_give_what_glus_make() {
     let again = |sample: &Sample| match &sample.op {
-        Op::GluGrad(it) if it.recompute && it.amax.is_none() => Some(it.kind),
+        Op::GluGrad(it) if it.recompute && it.amax.is_none() && it.codes.is_none() => Some(it.kind),
         _ => None,
     };
     let mut n_checked = 0;
@@ -213,8 +279,7 @@ fn gradients_of_glus_give_what_glus_make() {
         let (types, operands) = (types(&sample), operands(&sample));
         let types: Vec<&TensorType> = types.iter().collect();
         let found = apply(&sample.op, &operands, &types);
-        let expect =
-            apply(&Glu { kind, amax: Amaxes::default() }.into(), &operands[1..], &types[1..]);
+        let expect = apply(&Glu::new(kind).into(), &operands[1..], &types[1..]);
         assert_eq!(found[2].data, expect[0].data, "{}", sample.op.to_text());
         n_checked += 1;
     }
@@ -501,7 +566,7 @@ fn known(op: impl Into<Op>, operands: &[(&[usize], &[f64])]) -> Vec<Tensor<f64>>
 fn activations_at_known_points() {
     let x = [-3.0, -0.5, 0.0, 1.0, 2.5];
     let check = |kind, expect: [f64; 5]| {
-        check_values(&known(Activation { kind }, &[(&[5], &x)])[0].data, &expect);
+        check_values(&known(Activation::new(kind), &[(&[5], &x)])[0].data, &expect);
     };
     check(
         ActivationKind::Gelu,
@@ -524,12 +589,7 @@ fn activations_at_known_points() {
 fn norms_of_a_known_row() {
     let row: (&[usize], &[f64]) = (&[1, 4], &[1.0, 2.0, 3.0, 4.0]);
     let w: (&[usize], &[f64]) = (&[4], &[1.0, 2.0, 3.0, 4.0]);
-    let rms = RmsNorm {
-        eps: 1e-5.into(),
-        zero_centered: false,
-        residual: false,
-        amax: Amaxes::default(),
-    };
+    let rms = RmsNorm { eps: 1e-5.into(), ..RmsNorm::default() };
     let res = known(rms.clone(), &[row, w]);
     check_values(&res[1].data, &[0.3651481282381064]);
     let y = [0.3651481282381064, 1.4605925129524255, 3.2863331541429575, 5.842370051809702];
@@ -537,12 +597,7 @@ fn norms_of_a_known_row() {
     let centered = RmsNorm { zero_centered: true, ..rms };
     let res = known(centered, &[row, (&[4], &[0.0, 1.0, 2.0, 3.0])]);
     check_values(&res[0].data, &y);
-    let layer = LayerNorm {
-        eps: 1e-5.into(),
-        zero_centered: false,
-        residual: false,
-        amax: Amaxes::default(),
-    };
+    let layer = LayerNorm { eps: 1e-5.into(), ..LayerNorm::default() };
     let res = known(layer, &[row, w, (&[4], &[0.1, 0.2, 0.3, 0.4])]);
     check_values(&res[1].data, &[2.5]);
     check_values(&res[2].data, &[0.894423613312618]);

@@ -337,11 +337,12 @@ const DELAYED: &str = "DelayedScaling(amax_history_len: 4)";
 const CURRENT: &str = "Float8CurrentScaling()";
 const BLOCK: &str = "Float8BlockScaling()";
 
-/// Its first scales are 1. But TransformerEngine quantizes what norms and activations compute in f32, which planc
-/// rounds to bf16 first, so codes differ in more places than in blocks.
+/// Its first scales are 1, so that fused weights have no others; and norms and activations make codes of what they
+/// compute in f32, as TransformerEngine's do, without which the output is twice as far from theirs. Over `tp` products
+/// are rounded in parts.
 #[test]
 fn delayed() {
-    check("delayed", DELAYED, "1", Scales::Whole);
+    check("delayed", DELAYED, "1", Scales::All);
     check("delayed", DELAYED, "2x2", Scales::Whole);
 }
 

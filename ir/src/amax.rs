@@ -184,12 +184,19 @@ impl<'a> Makers<'a> {
             Op::QuantizeBlock(op) => (dtype.fp8()?, columns(op.copies), None),
             Op::RoundMx(op) => (op.to.fp8()?, false, None),
             Op::RoundNvFp4(_) => (Format::E2M1, false, Some(args[1])),
-            // What else makes an operand does not quantize it.
+            // What makes a tensor may make its codes instead. What else makes an operand does not quantize it.
+            op if op.codes().is_some() => (dtype.fp8()?, false, None),
             _ => return None,
         };
-        let (tensor, is_param) = self.tensor(args[0]);
+        let (x, tensor, is_param) = match op.codes() {
+            Some(_) => (codes.buffer, without_suffix(&buffers[codes.buffer].name), false),
+            None => {
+                let (tensor, is_param) = self.tensor(args[0]);
+                (args[0], buffers[tensor].name.clone(), is_param)
+            }
+        };
         let mut data = ScaledOperand {
-            tensor: buffers[tensor].name.clone(),
+            tensor,
             role: Role::Input,
             format,
             scaling: ScalingKind::Block,
@@ -198,13 +205,13 @@ impl<'a> Makers<'a> {
             reason: Reason::Blocks,
         };
         let scale = match (op, inverse) {
-            (Op::Quantize(_), Some(inverse)) => Some(self.scale(inverse)),
             (Op::RoundNvFp4(_), _) => amax.map(|it| (ScalingKind::NvFp4, it, Some(it))),
-            _ => None,
+            (Op::QuantizeBlock(_) | Op::RoundMx(_), _) => None,
+            (_, inverse) => inverse.map(|it| self.scale(it)),
         };
         if let Some((scaling, scale, amax)) = scale {
             data.scaling = scaling;
-            self.explain(&mut data, scale, amax, args[0], codes.moved, is_param);
+            self.explain(&mut data, scale, amax, x, codes.moved, is_param);
         }
         Some(Operand { data, is_param, columns: columns != codes.transposed })
     }
@@ -312,6 +319,12 @@ struct Operand {
     data: ScaledOperand,
     is_param: bool,
     columns: bool,
+}
+
+/// The tensor of which `codes` are, where it is not there itself: `%x` of `%x.codes`.
+fn without_suffix(codes: &str) -> Name {
+    let (tensor, rest) = codes.rsplit_once(".codes").unwrap_or((codes, ""));
+    format!("{tensor}{rest}")
 }
 
 fn named(role: GemmRole, a: Operand, b: Operand) -> [ScaledOperand; 2] {

@@ -7,6 +7,7 @@
 
 mod amaxes;
 mod apply;
+mod codes;
 mod factors;
 mod pieces;
 mod tensor;
@@ -21,6 +22,7 @@ use crate::types::{DType, Shape, TensorType};
 pub use activation::ActivationKind;
 pub use amaxes::Amaxes;
 pub use apply::{apply, bounds_of_whole, local_shape, run_reference};
+pub use codes::Codes;
 pub use collective::CollectiveKind;
 pub use factors::{Assignment, Conflict, Dims, Factor, Factors, Linear};
 pub use glu::GluKind;

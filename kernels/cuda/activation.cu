@@ -1,17 +1,23 @@
-// `activation` and `activation_grad`. Macros: X and DY (element types), ACT (one of activation.cuh),
-// UNROLL.
+// `activation` and `activation_grad`. Macros: X and DY (element types), ACT (one of activation.cuh), UNROLL, Y0 (of the
+// result: X, or codes), AMAX (1: takes its amax).
 
 #include "common.cuh"
 #include "activation.cuh"
+#include "put.cuh"
 
-extern "C" __global__ void activation(X* y, const X* x, i64 n) {
-    map<vector_length<X>(), UNROLL>(n, tensors(y), tensors(x), [](const float* x, float* y) {
-        y[0] = ACT::apply(x[0]);
+extern "C" __global__ void activation(Y0* y, Made<Y0>::amax* amax, const float* y_scale, const X* x, i64 n) {
+    float most[1] = {}, scale = scale_of<Y0>(y_scale);
+    map<vector_length<X>(), UNROLL>(n, tensors(y), tensors(x), [&](const float* x, float* y) {
+        put<0, Y0>(y, ACT::apply(x[0]), scale, most);
     });
+    take<0>(amax, most);
 }
 
-extern "C" __global__ void activation_grad(X* dx, const DY* dy, const X* x, i64 n) {
-    map<vector_length<X, DY>(), UNROLL>(n, tensors(dx), tensors(dy, x), [](const float* x, float* y) {
-        y[0] = x[0] * ACT::slope(x[1]);
+extern "C" __global__ void activation_grad(
+    Y0* dx, Made<Y0>::amax* amax, const float* dx_scale, const DY* dy, const X* x, i64 n) {
+    float most[1] = {}, scale = scale_of<Y0>(dx_scale);
+    map<vector_length<X, DY>(), UNROLL>(n, tensors(dx), tensors(dy, x), [&](const float* x, float* y) {
+        put<0, Y0>(y, x[0] * ACT::slope(x[1]), scale, most);
     });
+    take<0>(amax, most);
 }

@@ -48,6 +48,51 @@ template <class Code> __device__ __forceinline__ u32 codes_of(const float* x, fl
     return low | high << 16;
 }
 
+// A result that is codes where asked for: whether it is, and what type its amax has, which is that of the result as it
+// is stored, or f32 of codes.
+template <class Type> struct Made {
+    static constexpr bool codes = false;
+    typedef Type amax;
+};
+template <> struct Made<e4m3> {
+    static constexpr bool codes = true;
+    typedef float amax;
+};
+template <> struct Made<e5m2> {
+    static constexpr bool codes = true;
+    typedef float amax;
+};
+
+// The scale of a result: of codes only is there one.
+template <class Type> __device__ __forceinline__ float scale_of(const float* scale) {
+    if constexpr (Made<Type>::codes) return *scale;
+    return 1.0f;
+}
+
+// What a store rounds, if the result is `x`.
+template <class Type> __device__ __forceinline__ float scaled(float x, float scale) {
+    return Made<Type>::codes ? __fmul_rn(x, scale) : x;
+}
+
+// Rounds and writes Length elements, as `store` of `common.cuh` does for other types.
+template <int Length, class Code> __device__ __forceinline__ void store_codes(Code* at, const float* x) {
+    Vector<Code, Length> codes;
+    if constexpr (Length % 2 == 0) {
+#pragma unroll
+        for (int i = 0; i < Length; i += 2) {
+            u32 pair = pack_codes<Code>(x[i], x[i + 1]);
+            codes.element[i].bits = (u8)pair;
+            codes.element[i + 1].bits = (u8)(pair >> 8);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < Length; i++) codes.element[i].bits = (u8)pack_codes<Code>(x[i], 0.0f);
+    }
+    *reinterpret_cast<Vector<Code, Length>*>(at) = codes;
+}
+template <int Length> __device__ __forceinline__ void store(e4m3* at, const float* x) { store_codes<Length>(at, x); }
+template <int Length> __device__ __forceinline__ void store(e5m2* at, const float* x) { store_codes<Length>(at, x); }
+
 // A square of codes is the work of a block of TILE_THREADS threads, each of which holds eight rows of
 // eight: with those beside it, whole lines of 128 bytes.
 constexpr int SIDE = 128, EACH = 8, TILE_THREADS = (SIDE / EACH) * (SIDE / EACH);

@@ -1,35 +1,28 @@
 // `glu`, `glu_grad`, and both at once. Macros: X, UP and DY (element types of gate, up and the gradient), ACT (one of
-// activation.cuh), UNROLL, AMAX (bit i: takes the amax of result i, into the i-th of `amax`).
+// activation.cuh), UNROLL, Y0 .. (of results: as they are, or codes), AMAX (bit i: takes the amax of result i, into the
+// i-th of `amax`).
 
 #include "common.cuh"
 #include "activation.cuh"
-#include "amax.cuh"
+#include "put.cuh"
 
-// Element I of y, of which the largest magnitude is kept if it is asked for.
-template <int I> __device__ __forceinline__ void put(float* y, float value, float* most) {
-    y[I] = value;
-    if constexpr (AMAX >> I & 1) most[I] = fmaxf(most[I], fabsf(value));
-}
-
-template <int I, class Type> __device__ __forceinline__ void take(Type* amax, const float* most) {
-    if constexpr (AMAX >> I & 1) take_amax(amax, most[I]);
-}
-
-extern "C" __global__ void glu(X* y, X* y_amax, const X* gate, const UP* up, i64 n) {
-    float most[1] = {};
+extern "C" __global__ void glu(
+    Y0* y, Made<Y0>::amax* y_amax, const float* y_scale, const X* gate, const UP* up, i64 n) {
+    float most[1] = {}, scale = scale_of<Y0>(y_scale);
     map<vector_length<X, UP>(), UNROLL>(n, tensors(y), tensors(gate, up), [&](const float* x, float* y) {
-        put<0>(y, ACT::apply(x[0]) * x[1], most);
+        put<0, Y0>(y, ACT::apply(x[0]) * x[1], scale, most);
     });
     take<0>(y_amax, most);
 }
 
 extern "C" __global__ void glu_grad(
-    X* dgate, UP* dup, X* dgate_amax, UP* dup_amax, const DY* dy, const X* gate, const UP* up, i64 n) {
-    float most[2] = {};
+    Y0* dgate, Y1* dup, Made<Y0>::amax* dgate_amax, Made<Y1>::amax* dup_amax, const float* dgate_scale,
+    const float* dup_scale, const DY* dy, const X* gate, const UP* up, i64 n) {
+    float most[2] = {}, scale[2] = {scale_of<Y0>(dgate_scale), scale_of<Y1>(dup_scale)};
     map<vector_length<X, UP, DY>(), UNROLL>(
         n, tensors(dgate, dup), tensors(dy, gate, up), [&](const float* x, float* y) {
-            put<0>(y, x[0] * x[2] * ACT::slope(x[1]), most);
-            put<1>(y, x[0] * ACT::apply(x[1]), most);
+            put<0, Y0>(y, x[0] * x[2] * ACT::slope(x[1]), scale[0], most);
+            put<1, Y1>(y, x[0] * ACT::apply(x[1]), scale[1], most);
         });
     take<0>(dgate_amax, most);
     take<1>(dup_amax, most);
@@ -37,14 +30,16 @@ extern "C" __global__ void glu_grad(
 
 // With what `glu` makes, from the same registers; it may take the place of dy.
 extern "C" __global__ void glu_grad_recompute(
-    X* dgate, UP* dup, X* again, X* dgate_amax, UP* dup_amax, X* again_amax, const DY* dy, const X* gate,
+    Y0* dgate, Y1* dup, Y2* again, Made<Y0>::amax* dgate_amax, Made<Y1>::amax* dup_amax, Made<Y2>::amax* again_amax,
+    const float* dgate_scale, const float* dup_scale, const float* again_scale, const DY* dy, const X* gate,
     const UP* up, i64 n) {
     float most[3] = {};
+    float scale[3] = {scale_of<Y0>(dgate_scale), scale_of<Y1>(dup_scale), scale_of<Y2>(again_scale)};
     map<vector_length<X, UP, DY>(), UNROLL>(
         n, tensors(dgate, dup, again), tensors(dy, gate, up), [&](const float* x, float* y) {
-            put<0>(y, x[0] * x[2] * ACT::slope(x[1]), most);
-            put<1>(y, x[0] * ACT::apply(x[1]), most);
-            put<2>(y, ACT::apply(x[1]) * x[2], most);
+            put<0, Y0>(y, x[0] * x[2] * ACT::slope(x[1]), scale[0], most);
+            put<1, Y1>(y, x[0] * ACT::apply(x[1]), scale[1], most);
+            put<2, Y2>(y, ACT::apply(x[1]) * x[2], scale[2], most);
         });
     take<0>(dgate_amax, most);
     take<1>(dup_amax, most);

@@ -1,9 +1,11 @@
 // `rms_norm` and `layer_norm`. Macros: X, W and B (element types of rows, weight and bias), LAYER (1
 // subtracts the mean and adds the bias), RESIDUAL (1 adds `r` to `x` first), ROW_THREADS (of a row:
 // 32 .. 1024, a block for a row unless 32), VECTORS (of 16 bytes that each of them holds; 0 for rows
-// that are not held but read again, for any number of columns), AMAX (1 takes the amax of `y`).
+// that are not held but read again, for any number of columns), Y (of `y`: X, or codes), AMAX (1 takes
+// the amax of `y`).
 
 #include "amax.cuh"
+#include "codes.cuh"
 #include "common.cuh"
 #include "norm.cuh"
 
@@ -78,12 +80,12 @@ struct Row {
 
 // y = (x - mean) * rstd * (w + center) + b; without mean and bias, rstd is over the mean square.
 extern "C" __global__ void __launch_bounds__(BLOCK)
-normalize(X* y, float* mean_out, float* rstd_out, X* sum_out, X* amax, const X* x, const W* w, const B* b,
-          const X* r, i64 rows, int columns, float eps, float center) {
+normalize(Y* y, float* mean_out, float* rstd_out, X* sum_out, Made<Y>::amax* amax, const float* y_scale, const X* x,
+          const W* w, const B* b, const X* r, i64 rows, int columns, float eps, float center) {
     constexpr int LENGTH = Row::LENGTH;
     constexpr int ROWS_EACH = BLOCK / ROW_THREADS;
     i64 first = blockIdx.x * (i64)ROWS_EACH + threadIdx.x / ROW_THREADS;
-    float share = 1.0f / columns, most = 0.0f;
+    float share = 1.0f / columns, most = 0.0f, scale = scale_of<Y>(y_scale);
     for (i64 index = first; index < rows; index += gridDim.x * (i64)ROWS_EACH) {
         i64 at = index * columns;
         Row row(x + at, columns);
@@ -114,6 +116,8 @@ normalize(X* y, float* mean_out, float* rstd_out, X* sum_out, X* amax, const X* 
 #pragma unroll
                 for (int k = 0; k < LENGTH; k++) most = fmaxf(most, fabsf(to[k]));
             }
+#pragma unroll
+            for (int k = 0; k < LENGTH; k++) to[k] = scaled<Y>(to[k], scale);
             store<LENGTH>(y + at + column, to);
         }
     }

@@ -54,6 +54,7 @@ pub const HEADERS: &[(&str, &str)] = &[
     ("common.cuh", include_str!("../cuda/common.cuh")),
     ("norm.cuh", include_str!("../cuda/norm.cuh")),
     ("pieces.cuh", include_str!("../cuda/pieces.cuh")),
+    ("put.cuh", include_str!("../cuda/put.cuh")),
     ("random.cuh", include_str!("../cuda/random.cuh")),
 ];
 

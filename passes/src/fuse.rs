@@ -8,12 +8,13 @@
 //! add x, (norm_grad).dx               norm_grad with a residual
 //! ce_stats_grad (ce_loss_grad), ..    cross_entropy, with the loss and all before it
 //! transpose quantize                  quantize that gives both copies
+//! quantize (norm x), (delayed_scale)  norm that gives codes; so activations, glus and their gradients
 //! embedding ids, (all_gather w)       embedding of the rows held, and a sum
 //! norm (add x, y)                     norm with a residual, which gives the sum as well
 //! cast (adamw).p                      adamw that gives p in both types
 //! slice (embedding_grad)              embedding_grad of the rows held
 //! backward: glu gate, up              glu_grad that gives it as well
-//! amax (glu gate, up)                 glu that gives it; so norms, their gradients, that of glu, adamw
+//! amax (glu gate, up)                 glu that gives it; so activations, norms, their gradients, adamw
 //! ```
 //!
 //! What is in brackets must have no other reader, but for the last six rules. Sums are rounded once
@@ -27,6 +28,7 @@
 mod activation;
 mod add;
 mod amax;
+mod codes;
 mod cross_entropy;
 mod embedding;
 mod glu;
@@ -119,6 +121,7 @@ impl<'a> Walk<'a> {
             Op::Embedding(_) => self.embedding(node),
             Op::CeStatsGrad(_) => self.cross_entropy(node),
             Op::RmsNorm(_) | Op::LayerNorm(_) => self.residual(node),
+            Op::Quantize(_) => self.codes(node),
             Op::Transpose(_) => self.columns(node),
             Op::Collective(ref it) if it.kind == CollectiveKind::Slice => self.slice(node),
             _ => (),

@@ -34,11 +34,11 @@ pub(crate) fn mlp(sizes: Mlp, mesh: Mesh) -> Graph {
         let up = model.weight("up", &[4 * hidden, hidden], "[tp.dp, _]", "[tp, _]");
         let down = model.weight("down", &[hidden, 4 * hidden], "[dp, tp]", "[_, tp]");
         let eps = 1e-5.into();
-        let op = RmsNorm { eps, zero_centered: false, residual: false, amax: Default::default() };
+        let op = RmsNorm { eps, ..RmsNorm::default() };
         let h = model.ops(&["h", "rstd"], op.into(), &[x, norm])[0];
         let fprop = Matmul { transpose_b: true, ..Matmul::default() };
         let h = model.ops(&["up.out"], fprop.clone().into(), &[h, up])[0];
-        let act = Activation { kind: ActivationKind::Silu };
+        let act = Activation::new(ActivationKind::Silu);
         let h = model.ops(&["act"], act.into(), &[h])[0];
         let h = model.ops(&["down.out"], fprop.into(), &[h, down])[0];
         let h = model.ops(&["down.sum"], Reshard::default().into(), &[h])[0];

@@ -12,16 +12,22 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    ActivationGrad, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample, TypeError,
-    Types, View, ViewMut, arity, floats,
+    ActivationGrad, Amaxes, Codes, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample,
+    TypeError, Types, Values, View, ViewMut, floats, is_default,
 };
-use crate::types::TensorType;
+use crate::types::{DType, TensorType};
 
-/// See the [module docs](self).
+/// See the [module docs](self). Operands: `x`, and the scale of codes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Activation {
     /// The function.
     pub kind: ActivationKind,
+    /// Also returns the amax of the result.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub amax: Amaxes,
+    /// Gives the result as codes.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub codes: Codes,
 }
 
 /// Which function. See the [module docs](self).
@@ -74,7 +80,8 @@ impl ActivationKind {
         let one = T::one();
         match self {
             ActivationKind::Gelu => {
-                let density = T::from_f64((-0.5 * x.to_f64() * x.to_f64()).exp() * 0.5 * GELU_SLOPE);
+                let density =
+                    T::from_f64((-0.5 * x.to_f64() * x.to_f64()).exp() * 0.5 * GELU_SLOPE);
                 normal_cdf(x) + x * density
             }
             ActivationKind::GeluTanh => {
@@ -107,15 +114,23 @@ fn normal_cdf<T: Real>(x: T) -> T {
     T::from_f64(0.5 * libm::erfc(-x.to_f64() * std::f64::consts::FRAC_1_SQRT_2))
 }
 
+impl Activation {
+    /// With one result, in the type of the operand.
+    pub fn new(kind: ActivationKind) -> Activation {
+        Activation { kind, amax: Amaxes::default(), codes: Codes::default() }
+    }
+}
+
 impl OpDef for Activation {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        arity(inputs, 1)?;
+        let inputs = self.codes.check(inputs, 1)?;
         floats(inputs, 0)?;
-        Ok(smallvec![inputs[0].clone()])
+        self.amax.infer(self.codes.infer(smallvec![inputs[0].clone()])?)
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        Factors::new("* -> *", inputs, results)
+        let own = Factors::new("* -> *", self.codes.own(inputs), self.amax.own(results));
+        self.amax.factors(self.codes.factors(own))
     }
 
     fn reference<T: Real>(
@@ -124,21 +139,46 @@ impl OpDef for Activation {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
+        let (results, amaxes) = self.amax.split(results);
         for (out, &x) in results[0].data.iter_mut().zip(inputs[0].data) {
             *out = self.kind.apply(x);
         }
+        self.amax.reference(results, amaxes);
+        self.codes.reference(inputs, results);
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
+        if !self.amax.is_none() || !self.codes.is_none() {
+            return Err(cx.not_differentiable());
+        }
         let (x, grad) = (cx.inputs[0], cx.grad(0));
-        Ok(smallvec![cx.op(0, ActivationGrad { kind: self.kind }, &[grad, x])?])
+        Ok(smallvec![cx.op(0, ActivationGrad::new(self.kind), &[grad, x])?])
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(0, 0)]
+        if self.codes.is_none() { &[(0, 0)] } else { &[] }
+    }
+
+    fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
+        let amax = self.amax.localize(results)?;
+        Some(Activation { amax, ..self.clone() }.into())
     }
 
     fn samples() -> Vec<Sample> {
-        ActivationKind::ALL.map(|kind| Sample::floats(Activation { kind }, &[&[4, 5]])).into()
+        let sample = |op: Activation| {
+            let shapes: [&[u64]; 2] = [&[4, 5], &[]];
+            let n = 1 + op.codes.of.len();
+            let sample = Sample::floats(op, &shapes[..n]);
+            if n > 1 { sample.fill(1, Values::Positive) } else { sample }
+        };
+        let plain = Activation::new(ActivationKind::Gelu);
+        let amaxes = |pieces| Amaxes { of: vec![0], pieces };
+        let codes = Codes { of: vec![(0, DType::E4M3)] };
+        let fused = [
+            Activation { amax: amaxes(vec![(0, 2)]), ..plain.clone() },
+            Activation { codes: codes.clone(), ..plain.clone() },
+            Activation { amax: amaxes(vec![]), codes, ..plain },
+        ];
+        ActivationKind::ALL.map(Activation::new).into_iter().chain(fused).map(sample).collect()
     }
 }

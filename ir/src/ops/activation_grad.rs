@@ -4,27 +4,41 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    ActivationKind, Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, View, ViewMut, arity,
-    same_shape,
+    ActivationKind, Amaxes, Codes, Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values,
+    View, ViewMut, is_default, same_shape,
 };
-use crate::types::TensorType;
+use crate::types::{DType, TensorType};
 
-/// See the [module docs](self). Operands: `dy`, `x`.
+/// See the [module docs](self). Operands: `dy`, `x`, and the scale of codes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ActivationGrad {
     /// The function.
     pub kind: ActivationKind,
+    /// Also returns the amax of the result.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub amax: Amaxes,
+    /// Gives the result as codes.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub codes: Codes,
+}
+
+impl ActivationGrad {
+    /// With one result, in the type of `x`.
+    pub fn new(kind: ActivationKind) -> ActivationGrad {
+        ActivationGrad { kind, amax: Amaxes::default(), codes: Codes::default() }
+    }
 }
 
 impl OpDef for ActivationGrad {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        arity(inputs, 2)?;
+        let inputs = self.codes.check(inputs, 2)?;
         same_shape(inputs[0], inputs[1])?;
-        Ok(smallvec![inputs[1].clone()])
+        self.amax.infer(self.codes.infer(smallvec![inputs[1].clone()])?)
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        Factors::new("*, * -> *", inputs, results)
+        let own = Factors::new("*, * -> *", self.codes.own(inputs), self.amax.own(results));
+        self.amax.factors(self.codes.factors(own))
     }
 
     fn reference<T: Real>(
@@ -33,18 +47,39 @@ impl OpDef for ActivationGrad {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
+        let (results, amaxes) = self.amax.split(results);
         let operands = inputs[0].data.iter().zip(inputs[1].data);
         for (out, (&dy, &x)) in results[0].data.iter_mut().zip(operands) {
             *out = dy * self.kind.slope(x);
         }
+        self.amax.reference(results, amaxes);
+        self.codes.reference(inputs, results);
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(0, 0)]
+        if self.codes.is_none() { &[(0, 0)] } else { &[] }
+    }
+
+    fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
+        let amax = self.amax.localize(results)?;
+        Some(ActivationGrad { amax, ..self.clone() }.into())
     }
 
     fn samples() -> Vec<Sample> {
-        let sample = |kind| Sample::floats(ActivationGrad { kind }, &[&[4, 5], &[4, 5]]);
-        ActivationKind::ALL.map(sample).into()
+        let sample = |op: ActivationGrad| {
+            let shapes: [&[u64]; 3] = [&[4, 5], &[4, 5], &[]];
+            let n = 2 + op.codes.of.len();
+            let sample = Sample::floats(op, &shapes[..n]);
+            if n > 2 { sample.fill(2, Values::Positive) } else { sample }
+        };
+        let plain = ActivationGrad::new(ActivationKind::Gelu);
+        let amaxes = |pieces| Amaxes { of: vec![0], pieces };
+        let codes = Codes { of: vec![(0, DType::E4M3)] };
+        let fused = [
+            ActivationGrad { amax: amaxes(vec![(0, 2)]), ..plain.clone() },
+            ActivationGrad { codes: codes.clone(), ..plain.clone() },
+            ActivationGrad { amax: amaxes(vec![]), codes, ..plain },
+        ];
+        ActivationKind::ALL.map(ActivationGrad::new).into_iter().chain(fused).map(sample).collect()
     }
 }

@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::ops::adamw::{AdamStep, adam_factors, adam_samples, infer_adam};
 use crate::ops::{
-    Amaxes, Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, View, ViewMut, is_default,
+    Amaxes, Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, View, ViewMut,
+    is_default,
 };
 use crate::types::{DType, TensorType};
 

@@ -9,8 +9,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ops::{
-    Amaxes, Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
-    is_default, same_shape, scalar,
+    Amaxes, Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut,
+    arity, is_default, same_shape, scalar,
 };
 use crate::types::{DType, TensorType};
 

@@ -18,6 +18,7 @@ use crate::ops::{
     Amax, Factor, Factors, Op, OpDef, Real, TypeError, Types, View, ViewMut, is_default,
 };
 use crate::placement::ReduceOp;
+use crate::types::DType;
 
 /// Amaxes of some of an op's results, as more results. They follow the op's own results, in the order of `of`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -58,7 +59,12 @@ impl Amaxes {
             return Err(TypeError::Attribute { why: "amaxes must be of different results" });
         }
         for &of in &self.of {
-            let amax = self.amax().infer(&[&own[of]])?;
+            // Of codes, it is that of what they are made of, before that is rounded.
+            let of = match own[of].dtype.is_fp8() {
+                true => own[of].with_dtype(DType::F32),
+                false => own[of].clone(),
+            };
+            let amax = self.amax().infer(&[&of])?;
             own.extend(amax);
         }
         Ok(own)
@@ -96,7 +102,7 @@ impl Amaxes {
         results.split_at_mut(results.len() - self.of.len())
     }
 
-    /// Takes the amaxes of results that are made.
+    /// Takes the amaxes of results that are made, before they are scaled.
     pub(crate) fn reference<T: Real>(&self, own: &[ViewMut<'_, T>], amaxes: &mut [ViewMut<'_, T>]) {
         for (&of, out) in self.of.iter().zip(amaxes) {
             self.amax().of(View { shape: own[of].shape, data: own[of].data }, out);
@@ -115,6 +121,8 @@ impl Amaxes {
 macro_rules! amaxes {
     ($op:expr, $($borrow:tt)+) => {
         match $op {
+            Op::Activation(it) => Some($($borrow)+ it.amax),
+            Op::ActivationGrad(it) => Some($($borrow)+ it.amax),
             Op::AdamW(it) => Some($($borrow)+ it.amax),
             Op::Adam(it) => Some($($borrow)+ it.amax),
             Op::Glu(it) => Some($($borrow)+ it.amax),

@@ -14,7 +14,8 @@ use smallvec::smallvec;
 use crate::ops::tensor::{axpy, dot};
 use crate::ops::{
     AttentionGrad, Factors, GradCx, GradError, Grads, LocalCx, Number, OpDef, Real, Sample,
-    TypeError, Types, View, ViewMut, arity, floats, is_default, ndim, ndim_at_least, same_shape, same_size,
+    TypeError, Types, View, ViewMut, arity, floats, is_default, ndim, ndim_at_least, same_shape,
+    same_size,
 };
 use crate::types::{DType, TensorType};
 

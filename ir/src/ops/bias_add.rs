@@ -22,7 +22,11 @@ impl OpDef for BiasAdd {
         arity(inputs, 2)?;
         ndim_at_least(inputs, 0, 1, "at least 1 dim")?;
         ndim(inputs, 1, 1, "1 dim")?;
-        same_size("features and biases", inputs[0].shape[inputs[0].ndim() - 1], inputs[1].shape[0])?;
+        same_size(
+            "features and biases",
+            inputs[0].shape[inputs[0].ndim() - 1],
+            inputs[1].shape[0],
+        )?;
         Ok(smallvec![inputs[0].clone()])
     }
 

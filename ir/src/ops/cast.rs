@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, GradCx, GradError, Grads, Linear, LocalCx, OpDef, Real, Sample, TypeError, Types, View,
-    ViewMut, arity,
+    Factors, GradCx, GradError, Grads, Linear, LocalCx, OpDef, Real, Sample, TypeError, Types,
+    View, ViewMut, arity,
 };
 use crate::types::{DType, TensorType};
 

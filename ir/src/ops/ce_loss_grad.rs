@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity, integers,
-    same_shape, scalar,
+    Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
+    integers, same_shape, scalar,
 };
 use crate::types::TensorType;
 

@@ -63,8 +63,7 @@ impl OpDef for CeStats {
             let sum: f64 = row.iter().map(|&it| (it - max).exp().to_f64()).sum();
             sumexp.data[i] = T::from_f64(sum);
             let label = bound.local(labels.int(i)).map_or(0.0, |it| row[it].to_f64());
-            let all: f64 =
-                if eps == 0.0 { 0.0 } else { row.iter().map(|&it| it.to_f64()).sum() };
+            let all: f64 = if eps == 0.0 { 0.0 } else { row.iter().map(|&it| it.to_f64()).sum() };
             target.data[i] = T::from_f64((1.0 - eps) * label + spread * all);
         }
     }

@@ -44,9 +44,7 @@ impl OpDef for CeStatsGrad {
         results: &mut [ViewMut<'_, T>],
         cx: &LocalCx<'_>,
     ) {
-        let [logits, labels, max, dsumexp, dtarget] = inputs else {
-            unreachable!("five operands")
-        };
+        let [logits, labels, max, dsumexp, dtarget] = inputs else { unreachable!("five operands") };
         let bound = cx.bounds[0];
         let (n, extent) = (logits.last().max(1), bound.extent as usize);
         let eps = self.label_smoothing.0;

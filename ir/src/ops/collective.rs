@@ -8,9 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, View, ViewMut,
-};
+use crate::ops::{Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, View, ViewMut};
 use crate::placement::{AxisSet, ReduceOp, StepKind};
 use crate::types::TensorType;
 

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    BoundAt, Bounds, EmbeddingGrad, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample,
-    TypeError, Types, Values, View, ViewMut, arity, integers, ndim,
+    BoundAt, Bounds, EmbeddingGrad, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real,
+    Sample, TypeError, Types, Values, View, ViewMut, arity, integers, ndim,
 };
 use crate::types::TensorType;
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, Number, OpDef, Op, Real, Sample, TypeError, Types, View, ViewMut, arity,
+    Factors, LocalCx, Number, Op, OpDef, Real, Sample, TypeError, Types, View, ViewMut, arity,
 };
 use crate::types::{DType, TensorType};
 
@@ -52,6 +52,9 @@ impl OpDef for Fill {
     }
 
     fn samples() -> Vec<Sample> {
-        vec![Sample { op: Fill::new(0.5, &TensorType::new(DType::F32, &[4, 6])).into(), inputs: vec![] }]
+        vec![Sample {
+            op: Fill::new(0.5, &TensorType::new(DType::F32, &[4, 6])).into(),
+            inputs: vec![],
+        }]
     }
 }

@@ -4,12 +4,12 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    ActivationKind, Amaxes, Factors, GluGrad, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample,
-    TypeError, Types, View, ViewMut, arity, floats, is_default, same_type,
+    ActivationKind, Amaxes, Codes, Factors, GluGrad, GradCx, GradError, Grads, LocalCx, OpDef,
+    Real, Sample, TypeError, Types, Values, View, ViewMut, floats, is_default, same_type,
 };
-use crate::types::TensorType;
+use crate::types::{DType, TensorType};
 
-/// See the [module docs](self). Operands: `gate`, `up`.
+/// See the [module docs](self). Operands: `gate`, `up`, and the scale of codes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Glu {
     /// The gate's function.
@@ -17,6 +17,9 @@ pub struct Glu {
     /// Also returns the amax of the result.
     #[serde(default, skip_serializing_if = "is_default")]
     pub amax: Amaxes,
+    /// Gives the result as codes.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub codes: Codes,
 }
 
 /// Which function the gate goes through.
@@ -49,16 +52,24 @@ impl GluKind {
     }
 }
 
+impl Glu {
+    /// With one result, in the type of the operands.
+    pub fn new(kind: GluKind) -> Glu {
+        Glu { kind, amax: Amaxes::default(), codes: Codes::default() }
+    }
+}
+
 impl OpDef for Glu {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        arity(inputs, 2)?;
+        let inputs = self.codes.check(inputs, 2)?;
         floats(inputs, 0)?;
         same_type(inputs, 1)?;
-        self.amax.infer(smallvec![inputs[0].clone()])
+        self.amax.infer(self.codes.infer(smallvec![inputs[0].clone()])?)
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        self.amax.factors(Factors::new("*, * -> *", inputs, self.amax.own(results)))
+        let own = Factors::new("*, * -> *", self.codes.own(inputs), self.amax.own(results));
+        self.amax.factors(self.codes.factors(own))
     }
 
     fn reference<T: Real>(
@@ -74,20 +85,20 @@ impl OpDef for Glu {
             *out = kind.apply(gate) * up;
         }
         self.amax.reference(results, amaxes);
+        self.codes.reference(inputs, results);
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        if !self.amax.is_none() {
+        if !self.amax.is_none() || !self.codes.is_none() {
             return Err(cx.not_differentiable());
         }
         let (gate, up, grad) = (cx.inputs[0], cx.inputs[1], cx.grad(0));
-        let op = GluGrad { kind: self.kind, recompute: false, amax: Amaxes::default() };
-        let res = cx.ops(&[0, 1], op, &[grad, gate, up])?;
+        let res = cx.ops(&[0, 1], GluGrad::new(self.kind), &[grad, gate, up])?;
         Ok(res.into_iter().map(Some).collect())
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(0, 0)]
+        if self.codes.is_none() { &[(0, 0)] } else { &[] }
     }
 
     fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
@@ -96,10 +107,22 @@ impl OpDef for Glu {
     }
 
     fn samples() -> Vec<Sample> {
-        let sample = |kind, amax| Sample::floats(Glu { kind, amax }, &[&[4, 6], &[4, 6]]);
-        let plain = GluKind::ALL.map(|kind| sample(kind, Amaxes::default()));
+        let sample = |op: Glu| {
+            let shapes: [&[u64]; 3] = [&[4, 6], &[4, 6], &[]];
+            let n = 2 + op.codes.of.len();
+            let sample = Sample::floats(op, &shapes[..n]);
+            if n > 2 { sample.fill(2, Values::Positive) } else { sample }
+        };
+        let swiglu = Glu::new(GluKind::Swiglu);
         let pieces = [vec![], vec![(0, 2)], vec![(0, 4), (1, 2)]];
         let amaxes = pieces.map(|pieces| Amaxes { of: vec![0], pieces });
-        plain.into_iter().chain(amaxes.map(|it| sample(GluKind::Swiglu, it))).collect()
+        let amaxes = amaxes.map(|amax| Glu { amax, ..swiglu.clone() });
+        let codes = |to| Codes { of: vec![(0, to)] };
+        let codes = [
+            Glu { codes: codes(DType::E5M2), ..swiglu.clone() },
+            Glu { codes: codes(DType::E4M3), ..amaxes[0].clone() },
+        ];
+        let plain = GluKind::ALL.map(Glu::new).into_iter();
+        plain.chain(amaxes).chain(codes).map(sample).collect()
     }
 }

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Amaxes, Factors, GluKind, LocalCx, OpDef, Real, Sample, TypeError, Types, View, ViewMut, arity,
-    is_default, same_shape, same_type,
+    Amaxes, Codes, Factors, GluKind, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View,
+    ViewMut, is_default, same_shape, same_type,
 };
-use crate::types::TensorType;
+use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: `dy`, `gate`, `up`; results: `dgate`, `dup`, and the result
-/// of `glu` if it is computed again, for which all operands are of one type.
+/// of `glu` if it is computed again, for which all operands are of one type. Scales of codes follow the operands.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct GluGrad {
     /// The gate's function.
@@ -23,11 +23,21 @@ pub struct GluGrad {
     /// Also returns amaxes of results.
     #[serde(default, skip_serializing_if = "is_default")]
     pub amax: Amaxes,
+    /// Gives results as codes.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub codes: Codes,
+}
+
+impl GluGrad {
+    /// The gradients and nothing else, in the types of the operands.
+    pub fn new(kind: GluKind) -> GluGrad {
+        GluGrad { kind, recompute: false, amax: Amaxes::default(), codes: Codes::default() }
+    }
 }
 
 impl OpDef for GluGrad {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        arity(inputs, 3)?;
+        let inputs = self.codes.check(inputs, 3)?;
         same_shape(inputs[0], inputs[1])?;
         same_shape(inputs[0], inputs[2])?;
         let mut res: Types = smallvec![inputs[1].clone(), inputs[2].clone()];
@@ -36,12 +46,13 @@ impl OpDef for GluGrad {
             same_type(inputs, 2)?;
             res.push(inputs[1].clone());
         }
-        self.amax.infer(res)
+        self.amax.infer(self.codes.infer(res)?)
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
         let text = if self.recompute { "*, *, * -> *, *, *" } else { "*, *, * -> *, *" };
-        self.amax.factors(Factors::new(text, inputs, self.amax.own(results)))
+        let own = Factors::new(text, self.codes.own(inputs), self.amax.own(results));
+        self.amax.factors(self.codes.factors(own))
     }
 
     fn reference<T: Real>(
@@ -50,7 +61,7 @@ impl OpDef for GluGrad {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
-        let [dy, gate, up] = inputs else { unreachable!("three operands") };
+        let [dy, gate, up] = self.codes.own(inputs) else { unreachable!("three operands") };
         let (results, amaxes) = self.amax.split(results);
         let (grads, again) = results.split_at_mut(2);
         let [dgate, dup] = grads else { unreachable!("two gradients") };
@@ -67,10 +78,16 @@ impl OpDef for GluGrad {
             }
         }
         self.amax.reference(results, amaxes);
+        self.codes.reference(inputs, results);
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
-        if self.recompute { &[(0, 1), (1, 2), (2, 0)] } else { &[(0, 1), (1, 2)] }
+        match (self.codes.is_none(), self.recompute) {
+            (true, true) => &[(0, 1), (1, 2), (2, 0)],
+            (true, false) => &[(0, 1), (1, 2)],
+            // Codes are smaller than any operand.
+            (false, _) => &[],
+        }
     }
 
     fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
@@ -79,20 +96,32 @@ impl OpDef for GluGrad {
     }
 
     fn samples() -> Vec<Sample> {
-        let sample = |kind, recompute, amax| {
-            Sample::floats(GluGrad { kind, recompute, amax }, &[&[4, 6], &[4, 6], &[4, 6]])
+        let sample = |op: GluGrad| {
+            let shapes: [&[u64]; 6] = [&[4, 6], &[4, 6], &[4, 6], &[], &[], &[]];
+            let n = 3 + op.codes.of.len();
+            let sample = Sample::floats(op, &shapes[..n]);
+            (3..n).fold(sample, |sample, it| sample.fill(it, Values::Positive))
         };
-        let plain = |it| GluKind::ALL.map(|kind| sample(kind, it, Amaxes::default()));
+        let plain =
+            |recompute| GluKind::ALL.map(|kind| GluGrad { recompute, ..GluGrad::new(kind) });
         let amaxes = |of: &[usize], pieces| Amaxes { of: of.to_vec(), pieces };
-        let swiglu = GluKind::Swiglu;
-        [false, true]
-            .into_iter()
-            .flat_map(plain)
-            .chain([
-                sample(swiglu, false, amaxes(&[1], vec![])),
-                sample(swiglu, false, amaxes(&[0, 1], vec![(1, 2)])),
-                sample(swiglu, true, amaxes(&[2, 0, 1], vec![(0, 2)])),
-            ])
-            .collect()
+        let swiglu = |recompute, amax| GluGrad { recompute, amax, ..GluGrad::new(GluKind::Swiglu) };
+        let codes = |of: &[(usize, DType)]| Codes { of: of.to_vec() };
+        let (e4m3, e5m2) = (DType::E4M3, DType::E5M2);
+        let fused = [
+            swiglu(false, amaxes(&[1], vec![])),
+            swiglu(false, amaxes(&[0, 1], vec![(1, 2)])),
+            swiglu(true, amaxes(&[2, 0, 1], vec![(0, 2)])),
+            GluGrad { codes: codes(&[(1, e5m2)]), ..swiglu(false, amaxes(&[1], vec![])) },
+            GluGrad {
+                codes: codes(&[(1, e5m2), (0, e5m2)]),
+                ..swiglu(false, amaxes(&[1, 0], vec![]))
+            },
+            GluGrad {
+                codes: codes(&[(2, e4m3), (0, e4m3), (1, e5m2)]),
+                ..swiglu(true, amaxes(&[0, 1], vec![]))
+            },
+        ];
+        [false, true].into_iter().flat_map(plain).chain(fused).map(sample).collect()
     }
 }

@@ -12,15 +12,15 @@ use smallvec::smallvec;
 
 use crate::ops::rms_norm::added;
 use crate::ops::{
-    Amaxes, Factors, GradCx, GradError, Grads, LayerNormGrad, LocalCx, Number, OpDef, Real, Sample,
-    TypeError, Types, View, ViewMut, arity, floats, is_default, leading, ndim, ndim_at_least,
-    same_size, same_type,
+    Amaxes, Codes, Factors, GradCx, GradError, Grads, LayerNormGrad, LocalCx, Number, OpDef, Real,
+    Sample, TypeError, Types, Values, View, ViewMut, floats, is_default, leading, ndim,
+    ndim_at_least, same_size, same_type,
 };
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: `x`, `w`, `b`; results: `y`, `mean`, `rstd` (f32). With a
-/// residual there is one more operand, `r`, and one more result, `x + r`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// residual there is one more operand, `r`, and one more result, `x + r`; with codes, the scale is the last operand.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LayerNorm {
     /// Added to the variance.
     pub eps: Number,
@@ -33,11 +33,14 @@ pub struct LayerNorm {
     /// Also returns the amax of `y`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub amax: Amaxes,
+    /// Gives `y` as codes.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub codes: Codes,
 }
 
 impl OpDef for LayerNorm {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        arity(inputs, 3 + usize::from(self.residual))?;
+        let inputs = self.codes.check(inputs, 3 + usize::from(self.residual))?;
         let x = inputs[0];
         floats(inputs, 0)?;
         if !(self.eps.0 >= 0.0 && self.eps.0.is_finite()) {
@@ -51,9 +54,14 @@ impl OpDef for LayerNorm {
         let per_row = TensorType { dtype: DType::F32, shape: leading(&x.shape) };
         if self.residual {
             same_type(inputs, 3)?;
-            return self.amax.infer(smallvec![x.clone(), per_row.clone(), per_row, x.clone()]);
+            return self.amax.infer(self.codes.infer(smallvec![
+                x.clone(),
+                per_row.clone(),
+                per_row,
+                x.clone()
+            ])?);
         }
-        self.amax.infer(smallvec![x.clone(), per_row.clone(), per_row])
+        self.amax.infer(self.codes.infer(smallvec![x.clone(), per_row.clone(), per_row])?)
     }
 
     /// A padded row would become the bias.
@@ -62,8 +70,9 @@ impl OpDef for LayerNorm {
             true => "* d, d, d, * d -> * d, *, *, * d",
             false => "* d, d, d -> * d, *, *",
         };
-        let own = Factors::new(text, inputs, self.amax.own(results)).whole("d").even("*");
-        self.amax.factors(own)
+        let (inputs, own) = (self.codes.own(inputs), self.amax.own(results));
+        let own = Factors::new(text, inputs, own).whole("d").even("*");
+        self.amax.factors(self.codes.factors(own))
     }
 
     fn reference<T: Real>(
@@ -79,7 +88,7 @@ impl OpDef for LayerNorm {
         let n = x.last().max(1);
         let center = if self.zero_centered { T::one() } else { T::zero() };
         let stats = mean.data.iter_mut().zip(rstd.data.iter_mut());
-        let x = added(x, inputs.get(3), sum.first_mut());
+        let x = added(x, self.codes.own(inputs).get(3), sum.first_mut());
         let rows = y.data.chunks_exact_mut(n).zip(x.chunks_exact(n));
         for ((y, x), (mean, rstd)) in rows.zip(stats) {
             let average = x.iter().map(|&it| it.to_f64()).sum::<f64>() / n as f64;
@@ -91,10 +100,11 @@ impl OpDef for LayerNorm {
             }
         }
         self.amax.reference(results, amaxes);
+        self.codes.reference(inputs, results);
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        if self.residual || !self.amax.is_none() {
+        if self.residual || !self.amax.is_none() || !self.codes.is_none() {
             return Err(cx.not_differentiable());
         }
         let (dy, x, w) = (cx.only(0)?, cx.inputs[0], cx.inputs[1]);
@@ -110,13 +120,19 @@ impl OpDef for LayerNorm {
     }
 
     fn samples() -> Vec<Sample> {
-        let op = LayerNorm { eps: 1e-5.into(), zero_centered: false, residual: false, amax: Amaxes::default() };
+        let op = LayerNorm { eps: 1e-5.into(), ..LayerNorm::default() };
         let centered = LayerNorm { zero_centered: true, ..op.clone() };
         let residual = LayerNorm { residual: true, ..op.clone() };
         let amaxes = |pieces| Amaxes { of: vec![0], pieces };
         let amax = LayerNorm { amax: amaxes(vec![]), ..residual.clone() };
         let pieces = LayerNorm { amax: amaxes(vec![(0, 2), (1, 2)]), ..op.clone() };
+        let codes = |to| Codes { of: vec![(0, to)] };
+        let e4m3 = LayerNorm { codes: codes(DType::E4M3), ..amax.clone() };
+        let e5m2 = LayerNorm { codes: codes(DType::E5M2), ..op.clone() };
         vec![
+            Sample::floats(e4m3, &[&[2, 4, 6], &[6], &[6], &[2, 4, 6], &[]])
+                .fill(4, Values::Positive),
+            Sample::floats(e5m2, &[&[2, 4, 6], &[6], &[6], &[]]).fill(3, Values::Positive),
             Sample::floats(amax, &[&[2, 4, 6], &[6], &[6], &[2, 4, 6]]),
             Sample::floats(pieces, &[&[2, 4, 6], &[6], &[6]]),
             Sample::floats(residual, &[&[2, 4, 6], &[6], &[6], &[2, 4, 6]]),

@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    ActivationKind, Cast, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample, TypeError,
-    Types, View, ViewMut, arity, is_default, leading, ndim, same_shape, same_size,
+    ActivationKind, Cast, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample,
+    TypeError, Types, View, ViewMut, arity, is_default, leading, ndim, same_shape, same_size,
 };
 use crate::types::{DType, TensorType};
 
@@ -70,7 +70,9 @@ impl OpDef for Matmul {
         match (self.gelu, self.accumulate) {
             (false, _) => Ok(smallvec![res]),
             (true, false) => Ok(smallvec![res.clone(), res]),
-            (true, true) => Err(TypeError::Attribute { why: "a sum with gelu does not accumulate" }),
+            (true, true) => {
+                Err(TypeError::Attribute { why: "a sum with gelu does not accumulate" })
+            }
         }
     }
 
@@ -94,7 +96,8 @@ impl OpDef for Matmul {
         if self.gelu {
             results_text = format!("{res}, {res}");
         }
-        let factors = Factors::new(&format!("{text} -> {results_text}"), inputs, results).add_from(2);
+        let factors =
+            Factors::new(&format!("{text} -> {results_text}"), inputs, results).add_from(2);
         let factors = if self.gelu { factors.whole(contracted) } else { factors };
         match (self.bias, self.transpose_a) {
             (true, true) => factors.even("n"),
@@ -224,7 +227,11 @@ impl Matmul {
     /// Type of the product, or why there is none.
     fn product(&self, a: &TensorType, b: &TensorType) -> Result<TensorType, TypeError> {
         if a.ndim() < 2 {
-            return Err(TypeError::Ndim { operand: 0, found: a.clone(), expected: "at least 2 dims" });
+            return Err(TypeError::Ndim {
+                operand: 0,
+                found: a.clone(),
+                expected: "at least 2 dims",
+            });
         }
         if b.dtype != a.dtype {
             let expected = "that of operand 0";
@@ -242,7 +249,8 @@ impl Matmul {
         if b.ndim() != 2 {
             return Err(TypeError::Ndim { operand: 1, found: b.clone(), expected: "2 dims" });
         }
-        let (k, n) = if self.transpose_b { (b.shape[1], b.shape[0]) } else { (b.shape[0], b.shape[1]) };
+        let (k, n) =
+            if self.transpose_b { (b.shape[1], b.shape[0]) } else { (b.shape[0], b.shape[1]) };
         same_size("contracted sizes", a.shape[a.ndim() - 1], k)?;
         let mut shape = leading(&a.shape);
         shape.push(n);
@@ -260,15 +268,23 @@ impl Matmul {
         let (a_last, b_last) = (a[a.len() - 1], b[b.len() - 1]);
         let rows: usize = a[..a.len() - 1].iter().product();
         match (self.transpose_a, self.transpose_b) {
-            (true, _) => {
-                Gemm { m: a_last, n: b_last, k: rows, a_strides: [1, a_last], b_strides: [b_last, 1] }
-            }
+            (true, _) => Gemm {
+                m: a_last,
+                n: b_last,
+                k: rows,
+                a_strides: [1, a_last],
+                b_strides: [b_last, 1],
+            },
             (false, true) => {
                 Gemm { m: rows, n: b[0], k: a_last, a_strides: [a_last, 1], b_strides: [1, b_last] }
             }
-            (false, false) => {
-                Gemm { m: rows, n: b_last, k: a_last, a_strides: [a_last, 1], b_strides: [b_last, 1] }
-            }
+            (false, false) => Gemm {
+                m: rows,
+                n: b_last,
+                k: a_last,
+                a_strides: [a_last, 1],
+                b_strides: [b_last, 1],
+            },
         }
     }
 }

@@ -49,7 +49,8 @@ impl OpDef for PadDim {
         let (from, to) = (x.shape[self.dim] * inner, self.size as usize * inner);
         let first = self.start as usize * inner;
         results[0].data.fill(T::zero());
-        let rows = results[0].data.chunks_exact_mut(to.max(1)).zip(x.data.chunks_exact(from.max(1)));
+        let rows =
+            results[0].data.chunks_exact_mut(to.max(1)).zip(x.data.chunks_exact(from.max(1)));
         for (out, x) in rows {
             out[first..][..from].copy_from_slice(x);
         }

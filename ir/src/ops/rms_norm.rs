@@ -11,15 +11,15 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Amaxes, Factors, GradCx, GradError, Grads, LocalCx, Number, OpDef, Real, RmsNormGrad, Sample, TypeError,
-    Types, View, ViewMut, arity, floats, is_default, leading, ndim, ndim_at_least, same_size,
-    same_type,
+    Amaxes, Codes, Factors, GradCx, GradError, Grads, LocalCx, Number, OpDef, Real, RmsNormGrad,
+    Sample, TypeError, Types, Values, View, ViewMut, floats, is_default, leading, ndim,
+    ndim_at_least, same_size, same_type,
 };
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: `x`, `w`; results: `y`, `rstd` (f32). With a residual there
-/// is one more operand, `r`, and one more result, `x + r`.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+/// is one more operand, `r`, and one more result, `x + r`; with codes, the scale is the last operand.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RmsNorm {
     /// Added to the mean square.
     pub eps: Number,
@@ -32,11 +32,14 @@ pub struct RmsNorm {
     /// Also returns the amax of `y`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub amax: Amaxes,
+    /// Gives `y` as codes.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub codes: Codes,
 }
 
 impl OpDef for RmsNorm {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        arity(inputs, 2 + usize::from(self.residual))?;
+        let inputs = self.codes.check(inputs, 2 + usize::from(self.residual))?;
         let x = inputs[0];
         floats(inputs, 0)?;
         if !(self.eps.0 >= 0.0 && self.eps.0.is_finite()) {
@@ -48,9 +51,9 @@ impl OpDef for RmsNorm {
         let rstd = TensorType { dtype: DType::F32, shape: leading(&x.shape) };
         if self.residual {
             same_type(inputs, 2)?;
-            return self.amax.infer(smallvec![x.clone(), rstd, x.clone()]);
+            return self.amax.infer(self.codes.infer(smallvec![x.clone(), rstd, x.clone()])?);
         }
-        self.amax.infer(smallvec![x.clone(), rstd])
+        self.amax.infer(self.codes.infer(smallvec![x.clone(), rstd])?)
     }
 
     /// The `rstd` of a padded row would not be zero.
@@ -59,8 +62,9 @@ impl OpDef for RmsNorm {
             true => "* d, d, * d -> * d, *, * d",
             false => "* d, d -> * d, *",
         };
-        let own = Factors::new(text, inputs, self.amax.own(results)).whole("d").even("*");
-        self.amax.factors(own)
+        let (inputs, own) = (self.codes.own(inputs), self.amax.own(results));
+        let own = Factors::new(text, inputs, own).whole("d").even("*");
+        self.amax.factors(self.codes.factors(own))
     }
 
     fn reference<T: Real>(
@@ -75,7 +79,7 @@ impl OpDef for RmsNorm {
         let (results, amaxes) = self.amax.split(results);
         let (own, sum) = results.split_at_mut(2);
         let [y, rstd] = own else { unreachable!("two results") };
-        let x = added(x, inputs.get(2), sum.first_mut());
+        let x = added(x, self.codes.own(inputs).get(2), sum.first_mut());
         let rows = y.data.chunks_exact_mut(n).zip(x.chunks_exact(n));
         for ((y, x), rstd) in rows.zip(rstd.data.iter_mut()) {
             let squares: f64 = x.iter().map(|&it| it.to_f64() * it.to_f64()).sum();
@@ -85,10 +89,11 @@ impl OpDef for RmsNorm {
             }
         }
         self.amax.reference(results, amaxes);
+        self.codes.reference(inputs, results);
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        if self.residual || !self.amax.is_none() {
+        if self.residual || !self.amax.is_none() || !self.codes.is_none() {
             return Err(cx.not_differentiable());
         }
         let (dy, x, w, rstd) = (cx.only(0)?, cx.inputs[0], cx.inputs[1], cx.results[1]);
@@ -103,13 +108,18 @@ impl OpDef for RmsNorm {
     }
 
     fn samples() -> Vec<Sample> {
-        let op = RmsNorm { eps: 1e-5.into(), zero_centered: false, residual: false, amax: Amaxes::default() };
+        let op = RmsNorm { eps: 1e-5.into(), ..RmsNorm::default() };
         let centered = RmsNorm { zero_centered: true, ..op.clone() };
         let residual = RmsNorm { residual: true, ..centered.clone() };
         let amaxes = |pieces| Amaxes { of: vec![0], pieces };
         let amax = RmsNorm { amax: amaxes(vec![]), ..residual.clone() };
         let pieces = RmsNorm { amax: amaxes(vec![(0, 2), (1, 2)]), ..op.clone() };
+        let codes = |to| Codes { of: vec![(0, to)] };
+        let e4m3 = RmsNorm { codes: codes(DType::E4M3), ..amax.clone() };
+        let e5m2 = RmsNorm { codes: codes(DType::E5M2), ..op.clone() };
         vec![
+            Sample::floats(e4m3, &[&[2, 4, 6], &[6], &[2, 4, 6], &[]]).fill(3, Values::Positive),
+            Sample::floats(e5m2, &[&[2, 4, 6], &[6], &[]]).fill(2, Values::Positive),
             Sample::floats(amax, &[&[2, 4, 6], &[6], &[2, 4, 6]]),
             Sample::floats(pieces, &[&[2, 4, 6], &[6]]),
             Sample::floats(residual, &[&[2, 4, 6], &[6], &[2, 4, 6]]),

@@ -55,7 +55,8 @@ impl OpDef for SliceDim {
         let inner: usize = x.shape[self.dim + 1..].iter().product();
         let (from, to) = (x.shape[self.dim] * inner, self.len as usize * inner);
         let first = self.start as usize * inner;
-        let rows = results[0].data.chunks_exact_mut(to.max(1)).zip(x.data.chunks_exact(from.max(1)));
+        let rows =
+            results[0].data.chunks_exact_mut(to.max(1)).zip(x.data.chunks_exact(from.max(1)));
         for (out, x) in rows {
             out.copy_from_slice(&x[first..][..to]);
         }

@@ -5,8 +5,8 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::ops::factors::letters;
 use crate::ops::{
-    Factors, GradCx, GradError, Grads, Linear, LocalCx, OpDef, Real, Sample, TypeError, Types, View,
-    ViewMut, arity,
+    Factors, GradCx, GradError, Grads, Linear, LocalCx, OpDef, Real, Sample, TypeError, Types,
+    View, ViewMut, arity,
 };
 use crate::types::TensorType;
 

@@ -1,11 +1,11 @@
 //! Launches for `amax`: of many tensors together, or of the pieces of one; and what other ops need to take it on
-//! the way.
+//! the way, or to make codes.
 
 use ir::Op;
-use ir::ops::Amaxes;
+use ir::ops::{Amaxes, Codes};
 
 use crate::cuda::fill::zeros;
-use crate::cuda::launch::{arg, elements, grid, launch, program, result, typed};
+use crate::cuda::launch::{arg, elements, grid, launch, null, program, result, typed};
 use crate::cuda::optimizer::BLOCK;
 use crate::cuda::pieces::{dims, words};
 use crate::cuda::sum_squares::reduce;
@@ -39,6 +39,12 @@ pub(super) fn places(
     }
     let place = |of: usize| amaxes.of.iter().position(|&it| it == of).map(|it| n_own + it);
     Ok((0..n_own).map(place).collect())
+}
+
+/// The scale of each of the op's own results; what is not made as codes has none.
+pub(super) fn scales(call: &OpCall<'_>, codes: &Codes, n_own: usize) -> impl Iterator<Item = Arg> {
+    let first = codes.own(call.args).len();
+    (0..n_own).map(move |it| codes.scale_of(it).map_or(null(), |at| arg(first + at)))
 }
 
 /// Zeroes what a kernel raises to an amax.

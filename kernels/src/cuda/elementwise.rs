@@ -1,8 +1,8 @@
 //! Launches for ops that make each element of their results from one element of each operand:
 //! `activation`, `cast`, `div`, `glu`, `mul`, `scale` and gradients.
 
-use ir::Op;
 use ir::ops::ActivationKind;
+use ir::{DType, Op};
 
 use crate::cuda::amax;
 use crate::cuda::launch::{
@@ -14,10 +14,7 @@ use crate::cuda::{Arg, Function, OpCall, Operand, Pointer, Program, Unsupported,
 pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     let x = |index: usize| call.args[index].dtype;
     let (source, entry, mut defines) = match call.op {
-        Op::Activation(it) => {
-            let (from, to) = (Pointer::Arg(0), Pointer::Result(0));
-            return Ok(program([activation(it.kind, &call.args[0], from, to)]));
-        }
+        Op::Activation(it) => ("activation.cu", "activation", activation_types(it.kind, x(0))),
         Op::ActivationGrad(it) => {
             let types = vec![typed("X", x(1)), typed("DY", x(0)), act(it.kind)];
             ("activation.cu", "activation_grad", types)
@@ -40,22 +37,25 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
         Op::Scale(_) => ("elementwise.cu", "scale", xy(call)),
         _ => return Err(Unsupported::new(call, "it is not elementwise")),
     };
-    let amaxes = call.op.amaxes();
-    let mut places = Vec::new();
-    if let Some(amaxes) = amaxes {
-        places = amax::places(call, amaxes)?;
+    let (amaxes, codes) = (call.op.amaxes(), call.op.codes());
+    let own = amaxes.map_or(call.results, |it| it.own(call.results));
+    let own_args = codes.map_or(call.args, |it| it.own(call.args));
+    let mut args: Vec<Arg> = (0..own.len()).map(result).collect();
+    if let (Some(amaxes), Some(codes)) = (amaxes, codes) {
+        let places = amax::places(call, amaxes)?;
         let bits = places.iter().enumerate().map(|(i, it)| u64::from(it.is_some()) << i).sum();
         defines.push(sized("AMAX", bits));
+        let made = |it: usize| own.get(it).unwrap_or(&own[0]).dtype;
+        defines.extend((0..MOST_RESULTS).map(|it| typed(&format!("Y{it}"), made(it))));
+        args.extend(places.iter().map(|it| it.map_or(null(), result)));
+        args.extend(amax::scales(call, codes, own.len()));
     }
-    let operands: Vec<&Operand> = call.args.iter().chain(call.results).collect();
-    let unroll = unroll(call.args.len());
+    let operands: Vec<&Operand> = own_args.iter().chain(own).collect();
+    let unroll = unroll(own_args.len());
     defines.push(sized("UNROLL", unroll));
     let n = elements(&call.results[0]);
     let grid = grid(n, &operands, unroll);
-    let n_own = amaxes.map_or(call.results, |it| it.own(call.results)).len();
-    let mut args: Vec<Arg> = (0..n_own).map(result).collect();
-    args.extend(places.iter().map(|it| it.map_or(null(), result)));
-    args.extend((0..call.args.len()).map(arg));
+    args.extend((0..own_args.len()).map(arg));
     if let Op::Scale(it) = call.op {
         args.push(Arg::F32(it.factor.0 as f32));
     }
@@ -65,14 +65,21 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     Ok(program(zeroed.chain([work])))
 }
 
+fn activation_types(kind: ActivationKind, x: DType) -> Vec<String> {
+    vec![typed("X", x), typed("DY", x), act(kind)]
+}
+
+/// Results of the functions of a source, which name the types of all.
+const MOST_RESULTS: usize = 3;
+
 /// The function `kind` of each element of `x`, which is at `from`.
 pub(super) fn activation(kind: ActivationKind, x: &Operand, from: Pointer, to: Pointer) -> Work {
     let unroll = unroll(1);
-    let defines =
-        vec![typed("X", x.dtype), typed("DY", x.dtype), act(kind), sized("UNROLL", unroll)];
+    let mut defines = activation_types(kind, x.dtype);
+    defines.extend([sized("AMAX", 0), typed("Y0", x.dtype), sized("UNROLL", unroll)]);
     let function = Function { source: "activation.cu", defines, entry: "activation" };
     let n = elements(x);
-    let args = vec![Arg::Pointer(to), Arg::Pointer(from), size(n)];
+    let args = vec![Arg::Pointer(to), null(), null(), Arg::Pointer(from), size(n)];
     launch(function, grid(n, &[x], unroll), BLOCK, args)
 }
 

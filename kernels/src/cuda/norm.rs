@@ -3,7 +3,7 @@
 //! A row is held by the threads of a warp or a block; rows too long for that, or not made of whole
 //! vectors, are read several times.
 
-use ir::ops::{Amaxes, Number};
+use ir::ops::{Amaxes, Codes, Number};
 use ir::{DType, Op};
 
 use crate::cuda::amax;
@@ -16,9 +16,11 @@ use crate::cuda::{Arg, Function, OpCall, Operand, Pointer, Program, Unsupported,
 
 pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     match call.op {
-        Op::RmsNorm(it) => norm(call, Kind::rms(it.residual), it.eps, it.zero_centered, &it.amax),
+        Op::RmsNorm(it) => {
+            norm(call, Kind::rms(it.residual), it.eps, it.zero_centered, (&it.amax, &it.codes))
+        }
         Op::LayerNorm(it) => {
-            norm(call, Kind::layer(it.residual), it.eps, it.zero_centered, &it.amax)
+            norm(call, Kind::layer(it.residual), it.eps, it.zero_centered, (&it.amax, &it.codes))
         }
         Op::RmsNormGrad(it) => grad(call, Kind::rms(it.residual), it.zero_centered, &it.amax),
         Op::LayerNormGrad(it) => grad(call, Kind::layer(it.residual), it.zero_centered, &it.amax),
@@ -126,13 +128,13 @@ fn center(zero_centered: bool) -> Arg {
     Arg::F32(if zero_centered { 1.0 } else { 0.0 })
 }
 
-/// Operands `x w [b] [r]`, results `y [mean] rstd [sum]`, and the amax of `y`.
+/// Operands `x w [b] [r]` and the scale of `y` if that is codes, results `y [mean] rstd [sum]`, and the amax of `y`.
 fn norm(
     call: &OpCall<'_>,
     kind: Kind,
     eps: Number,
     zero: bool,
-    amax: &Amaxes,
+    (amax, codes): (&Amaxes, &Codes),
 ) -> Result<Program, Unsupported> {
     let x = &call.args[0];
     let Some((n_rows, columns)) = size_of(call, x)? else { return Ok(nothing(call)) };
@@ -142,6 +144,7 @@ fn norm(
     let bias = if layer { call.args[2].dtype } else { x.dtype };
     let mut defines = vec![typed("X", x.dtype), typed("W", call.args[1].dtype), typed("B", bias)];
     defines.extend(shape.defines(kind));
+    defines.push(typed("Y", call.results[0].dtype));
     let (amax, mut work) = first_amax(call, amax, &mut defines)?;
     let function = Function { source: "norm.cu", defines, entry: "normalize" };
     let args = vec![
@@ -150,6 +153,7 @@ fn norm(
         result(plain - 1),
         if residual { result(plain) } else { null() },
         amax,
+        codes.scale_of(0).map_or(null(), |_| arg(call.args.len() - 1)),
         arg(0),
         arg(1),
         if layer { arg(2) } else { null() },

@@ -154,11 +154,13 @@ fn with_dtype(mut sample: Sample, dtype: DType, which: impl Fn(usize) -> bool) -
     sample
 }
 
-/// The same with operands in bf16 that may be; the numbers of a token, a step or a row are f32.
+/// The same with operands in bf16 that may be; the numbers of a token, a step or a row are f32, and scales.
 fn narrow(sample: Sample) -> Sample {
     let n = sample.inputs.len();
+    let n_own = sample.op.codes().map_or(n, |it| it.own(&sample.inputs).len());
     let kind = sample.op.kind();
     with_dtype(sample, DType::Bf16, |operand| match kind {
+        _ if operand >= n_own => false,
         OpKind::Adam | OpKind::AdamW | OpKind::Sgd => operand < n - 3,
         OpKind::AttentionGrad => operand != 4,
         OpKind::CeStats | OpKind::CeStatsGrad => operand == 0,
@@ -218,7 +220,7 @@ fn a_cross_entropy_keeps_a_part_of_each_row() {
 
 #[test]
 fn a_gradient_gives_the_glu_in_the_same_launch() {
-    let op = GluGrad { kind: GluKind::Swiglu, recompute: true, amax: Amaxes::default() };
+    let op = GluGrad { recompute: true, ..GluGrad::new(GluKind::Swiglu) };
     let shape: &[u64] = &[8192, 14336];
     let program = lowered(&in_dtype(Sample::floats(op, &[shape; 3]), DType::Bf16));
     let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
@@ -294,7 +296,8 @@ fn gelu_is_the_gemms_where_rows_are_aligned() {
         assert_eq!((gemm.out, gemm.gelu), (Pointer::Result(1), None));
         let n = gemm.m * gemm.n;
         let to_from = [Pointer::Result(0), Pointer::Result(1)].map(Arg::Pointer);
-        assert_eq!(launch.args, [to_from[0], to_from[1], Arg::I64(n as i64)]);
+        let null = Arg::I64(0);
+        assert_eq!(launch.args, [to_from[0], null, null, to_from[1], Arg::I64(n as i64)]);
         let dtype = if bytes == 2 { "X=bf16" } else { "X=f32" };
         assert_eq!(launch.function.defines[0], dtype);
     }
@@ -305,7 +308,7 @@ fn gelu_is_the_gemms_where_rows_are_aligned() {
         panic!("{program:?}")
     };
     assert_eq!(*to, Pointer::Result(1));
-    assert_eq!([&bias.args[0], &gelu.args[1]], [&Arg::Pointer(Pointer::Result(1)); 2]);
+    assert_eq!([&bias.args[0], &gelu.args[3]], [&Arg::Pointer(Pointer::Result(1)); 2]);
     assert_eq!(gelu.args[0], Arg::Pointer(Pointer::Result(0)));
 }
 
@@ -330,7 +333,7 @@ fn rope_has_a_frequency_for_each_pair() {
 #[test]
 fn an_amax_of_a_result_is_zeroed_and_raised() {
     let (amax, shape) = (Amaxes { of: vec![1], pieces: Vec::new() }, &[64, 96][..]);
-    let op = GluGrad { kind: GluKind::Swiglu, recompute: false, amax };
+    let op = GluGrad { amax, ..GluGrad::new(GluKind::Swiglu) };
     let program = lowered(&in_dtype(Sample::floats(op, &[shape; 3]), DType::Bf16));
     let [zeroed, Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
     let amax = Pointer::Result(2);

@@ -15,7 +15,7 @@ use super::Walk;
 
 impl Walk<'_> {
     pub(super) fn activation(&mut self, node: Node) {
-        let Op::Activation(Activation { kind: ActivationKind::GeluTanh }) =
+        let Op::Activation(Activation { kind: ActivationKind::GeluTanh, .. }) =
             self.graph.nodes[node].op
         else {
             return;

@@ -39,8 +39,8 @@ impl Walk<'_> {
     }
 }
 
-/// How many of an op's first results its kernels can give amaxes of.
-fn n_observed(op: &Op) -> usize {
+/// How many of an op's first results its kernels can give amaxes of, or codes.
+pub(super) fn n_observed(op: &Op) -> usize {
     match op {
         Op::GluGrad(it) if it.recompute => 3,
         Op::GluGrad(_) => 2,

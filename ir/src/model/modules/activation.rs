@@ -78,12 +78,11 @@ impl Function {
         match self.shape() {
             Shape::Plain(kind) => {
                 let x = cx.one(inputs)?;
-                cx.op(name, ops::Activation { kind }, &[x])
+                cx.op(name, ops::Activation::new(kind), &[x])
             }
             Shape::Gated(kind) => {
                 let operands: [Value; 2] = cx.exactly(inputs, "2 tensors, the gate first")?;
-                let amax = ops::Amaxes::default();
-                cx.op(name, ops::Glu { kind, amax }, &operands)
+                cx.op(name, ops::Glu::new(kind), &operands)
             }
         }
     }

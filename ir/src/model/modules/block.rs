@@ -110,7 +110,9 @@ impl ModuleDef for Block {
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {
         if inputs.len() != self.inputs.len() {
             let (module, expected) = (cx.title(), format!("{} tensors", self.inputs.len()));
-            return Err(cx.error("inputs", Problem::Inputs { module, expected, found: inputs.len() }));
+            return Err(
+                cx.error("inputs", Problem::Inputs { module, expected, found: inputs.len() })
+            );
         }
         let mut known: FxHashMap<&str, Value> = FxHashMap::default();
         known.extend(self.inputs.iter().map(String::as_str).zip(inputs));
@@ -187,7 +189,8 @@ impl BlockOp {
             return Err(fail(cx, "outputs", why));
         }
         if n_results != self.outputs.len() {
-            let why = format!("`{}` has {n_results} results, and {} names", self.op, self.outputs.len());
+            let why =
+                format!("`{}` has {n_results} results, and {} names", self.op, self.outputs.len());
             return Err(fail(cx, "outputs", why));
         }
         let names: SmallVec<[&str; 2]> = self.outputs.iter().map(String::as_str).collect();

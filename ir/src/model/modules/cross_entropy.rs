@@ -45,9 +45,9 @@ impl ModuleDef for CrossEntropy {
         let stats = CeStats { label_smoothing: Number(self.label_smoothing) };
         let stats = cx.ops(&["loss.sumexp", "loss.target"], stats, &[logits, labels, max])?;
         let loss = CeLoss { ignore_index: self.ignore_index };
-        let loss =
-            cx.ops(&["loss.sum", "loss.count"], loss, &[max, stats[0], stats[1], labels])?;
-        cx.builder.graph.results = vec![("loss_sum".into(), loss[0]), ("loss_count".into(), loss[1])];
+        let loss = cx.ops(&["loss.sum", "loss.count"], loss, &[max, stats[0], stats[1], labels])?;
+        cx.builder.graph.results =
+            vec![("loss_sum".into(), loss[0]), ("loss_count".into(), loss[1])];
         Ok(Values::from_slice(&loss))
     }
 }

@@ -46,7 +46,12 @@ impl ModuleDef for DotProductAttention {
         if cx.width(k).is_multiple_of(head_dim) {
             cx.check_tp("heads", "the number of KV heads", cx.width(k) / head_dim)?;
         }
-        let o = attend(cx, "core", Core { head_dim, causal: self.causal, scale: self.scale }, [q, k, v])?;
+        let o = attend(
+            cx,
+            "core",
+            Core { head_dim, causal: self.causal, scale: self.scale },
+            [q, k, v],
+        )?;
         Ok(smallvec![o])
     }
 }

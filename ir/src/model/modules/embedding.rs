@@ -6,8 +6,8 @@ use super::{Common, ModuleDef};
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
-use crate::model::range::Fields;
 use crate::model::params::ParamSpec;
+use crate::model::range::Fields;
 use crate::model::schema::ParamOptions;
 use crate::ops;
 

@@ -17,8 +17,8 @@ use crate::Value;
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
-use crate::model::range::Fields;
 use crate::model::params::ParamSpec;
+use crate::model::range::Fields;
 use crate::model::schema::{Ordered, ParamOptions};
 use crate::ops::{BiasAdd, Matmul};
 use crate::placement::{DimLayout, Sharding};
@@ -150,7 +150,9 @@ impl Projections<'_> {
         let width = cx.width(x);
         if let Some(expected) = self.in_features.filter(|&it| it != width) {
             let (module, what) = (cx.title(), "in_features".to_string());
-            return Err(cx.error("in_features", Problem::Size { module, what, expected, found: width }));
+            return Err(
+                cx.error("in_features", Problem::Size { module, what, expected, found: width })
+            );
         }
         let sum = self.fused.0.iter().map(|it| it.1).sum();
         let out = match (self.out_features, self.fused.0.is_empty()) {

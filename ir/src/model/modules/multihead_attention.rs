@@ -154,12 +154,7 @@ impl MultiheadAttention {
 }
 
 /// Normalizes each head.
-fn norm_heads(
-    cx: &mut Cx<'_>,
-    norm: Norm,
-    x: Value,
-    head_dim: u64,
-) -> Result<Value, ModelError> {
+fn norm_heads(cx: &mut Cx<'_>, norm: Norm, x: Value, head_dim: u64) -> Result<Value, ModelError> {
     let dim = cx.ty(x).ndim() - 1;
     let heads = cx.op("heads", SplitDim { dim, inner: head_dim }, &[x])?;
     let normal = norm.apply(cx, heads)?;

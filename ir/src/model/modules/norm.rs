@@ -8,8 +8,8 @@ use crate::Value;
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::ModelError;
-use crate::model::range::Fields;
 use crate::model::params::ParamSpec;
+use crate::model::range::Fields;
 use crate::ops::{self, Number};
 
 module! {
@@ -85,14 +85,14 @@ impl Norm {
             Norm::LayerNorm { eps, zero_centered } => {
                 let weight = cx.param(ParamSpec::new("weight", &width, ones(zero_centered)))?;
                 let bias = cx.param(ParamSpec::new("bias", &width, Init::Zeros))?;
-                let (eps, amax) = (Number(eps), ops::Amaxes::default());
-                let op = ops::LayerNorm { eps, zero_centered, residual: false, amax };
+                let eps = Number(eps);
+                let op = ops::LayerNorm { eps, zero_centered, ..ops::LayerNorm::default() };
                 Ok(cx.ops(&["", "mean", "rstd"], op, &[x, weight, bias])?[0])
             }
             Norm::RmsNorm { eps, zero_centered } => {
                 let weight = cx.param(ParamSpec::new("weight", &width, ones(zero_centered)))?;
-                let (eps, amax) = (Number(eps), ops::Amaxes::default());
-                let op = ops::RmsNorm { eps, zero_centered, residual: false, amax };
+                let eps = Number(eps);
+                let op = ops::RmsNorm { eps, zero_centered, ..ops::RmsNorm::default() };
                 Ok(cx.ops(&["", "rstd"], op, &[x, weight])?[0])
             }
         }

@@ -9,8 +9,8 @@ use super::{Attention, Common, Module, ModuleDef, attentions_in};
 use crate::graph::Checkpoint;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{At, ModelError, Problem};
-use crate::model::range::Fields;
 use crate::model::names::join;
+use crate::model::range::Fields;
 use crate::ops::{CollectiveKind, OpKind};
 use crate::quant::Recipe;
 
@@ -57,8 +57,7 @@ impl ModuleDef for Repeat {
             None => (&cx.model.checkpoint, At::Path("checkpoint".into())),
         };
         check_ops(checkpoint, at)?;
-        let quantized =
-            self.num_layers_at_start_in_bf16..self.n - self.num_layers_at_end_in_bf16;
+        let quantized = self.num_layers_at_start_in_bf16..self.n - self.num_layers_at_end_in_bf16;
         for index in 0..self.n {
             let name = join(&self.prefix, &index.to_string()).into_owned();
             values = cx.repeated(&name, index, checkpoint, |cx| {

@@ -48,7 +48,8 @@ impl RecipeDef for Custom {
             let expected = format!("E4M3 where that of {other} is E5M2: no GEMM takes two of it");
             let ok = !both(|it| it.format == Format::E5M2);
             require(ok, &format!("{of}.format"), "E5M2", &expected)?;
-            let expected = format!("1 where those of {other} are 128: a GEMM takes one such operand");
+            let expected =
+                format!("1 where those of {other} are 128: a GEMM takes one such operand");
             let ok = !both(|it| matches!(it.scaling, Scaling::Block { rows: 128, .. }));
             require(ok, &format!("{of}.scaling.rows"), 128, &expected)?;
         }
@@ -58,7 +59,8 @@ impl RecipeDef for Custom {
             _ => false,
         };
         let [input, weight, grad] = Role::ALL.map(hadamard);
-        let expected = "the same for input and grad, and false for weight: it cancels in wgrad only";
+        let expected =
+            "the same for input and grad, and false for weight: it cancels in wgrad only";
         require(input == grad && !weight, "input.scaling.hadamard", input, expected)
     }
 }
@@ -101,7 +103,8 @@ fn check(operand: &str, spec: QuantSpec) -> Result<(), RecipeError> {
             let expected = "false with blocks of 16x16, whose columns are not rounded again";
             require(!(two_dimensional && hadamard), &at("scaling.hadamard"), hadamard, expected)?;
             let weight = operand == field(Role::Weight);
-            let expected = "false: a weight is rounded outside of a micro-batch, which has the seed";
+            let expected =
+                "false: a weight is rounded outside of a micro-batch, which has the seed";
             require(!(weight && stochastic), &at("scaling.stochastic"), stochastic, expected)
         }
     }

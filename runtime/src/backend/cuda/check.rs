@@ -355,6 +355,10 @@ fn compare(case: &Case, layout: &Layout, before: &[u8], after: &[u8]) -> Result<
             let found = decode(&slot.ty, &after[slot.range()]);
             let error = relative_error(&found.data, &expected.data);
             let tolerance = tolerance(call, slot.ty.dtype);
+            if slot.ty.dtype.is_fp8() {
+                within(i, slot.ty.dtype, &found.data, &expected.data, tolerance)?;
+                continue;
+            }
             if error.is_nan() || error > tolerance {
                 return Err(differs(i, &found.data, &expected.data, error, tolerance));
             }
@@ -364,11 +368,12 @@ fn compare(case: &Case, layout: &Layout, before: &[u8], after: &[u8]) -> Result<
     Ok(worst)
 }
 
-/// Amaxes that an op takes on the way are of its results as they are stored.
+/// Amaxes that an op takes on the way are of its results as they are stored, but for those that are codes.
 fn same_amaxes(op: &Op, slots: &[&Slot], after: &[u8]) -> Result<(), String> {
     let Some(amaxes) = op.amaxes() else { return Ok(()) };
     let first = amaxes.own(slots).len();
-    for (i, &of) in amaxes.of.iter().enumerate() {
+    let stored = amaxes.of.iter().enumerate().filter(|it| !slots[*it.1].ty.dtype.is_fp8());
+    for (i, &of) in stored {
         let [found, all] =
             [first + i, of].map(|it| decode(&slots[it].ty, &after[slots[it].range()]));
         let expected = all.data.iter().fold(0.0, |res, it| f64::max(res, it.abs()));
@@ -378,6 +383,34 @@ fn same_amaxes(op: &Op, slots: &[&Slot], after: &[u8]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Codes are between those of a number that is smaller by `tolerance` of it and of the root mean square, and of one
+/// that is as much larger.
+fn within(
+    result: usize,
+    dtype: DType,
+    found: &[f64],
+    expected: &[f64],
+    tolerance: f64,
+) -> Result<(), String> {
+    let squares: f64 = expected.iter().map(|it| it * it).sum();
+    let size = (squares / expected.len().max(1) as f64).sqrt();
+    let codes = |sign: f64| {
+        let moved = |it: &f64| it + sign * tolerance * (it.abs() + size);
+        widened(dtype, &encode(dtype, &expected.iter().map(moved).collect::<Vec<f64>>()))
+    };
+    let (low, high) = (codes(-1.0), codes(1.0));
+    let outside = |&it: &usize| !(low[it]..=high[it]).contains(&found[it]);
+    match (0..found.len()).find(outside) {
+        None => Ok(()),
+        Some(at) => Err(format!(
+            "element {at} of {} of result {result} is {:e}, not {:e} as a code",
+            found.len(),
+            found[at],
+            expected[at]
+        )),
+    }
 }
 
 /// Whether results are those of the reference in f32, bit for bit.
@@ -460,8 +493,14 @@ fn tolerance(call: &Call, dtype: DType) -> f64 {
     };
     match dtype {
         DType::Bf16 => BF16_TOLERANCE,
-        DType::F32 if rounds && call.types().any(|it| it.dtype == DType::Bf16) => BF16_TOLERANCE,
+        DType::F32 | DType::E4M3 | DType::E5M2
+            if rounds && call.types().any(|it| it.dtype == DType::Bf16) =>
+        {
+            BF16_TOLERANCE
+        }
         DType::F32 => wide,
+        // Codes of what is computed on the way.
+        DType::E4M3 | DType::E5M2 if call.op.codes().is_some() => wide,
         // Codes of the same bytes are equal bit for bit.
         DType::I32 | DType::E4M3 | DType::E5M2 => 0.0,
     }

@@ -4,7 +4,7 @@ mod codes;
 
 use ir::ops::{
     Activation, ActivationGrad, ActivationKind, Adam, AdamW, Add, Amaxes, Attention, AttentionGrad,
-    BiasAdd, Cast, CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, CrossEntropy, Dropout,
+    BiasAdd, Cast, CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, Codes, CrossEntropy, Dropout,
     Embedding, EmbeddingGrad, Glu, GluGrad, GluKind, LayerNorm, LayerNormGrad, LocalBound, Matmul,
     Mul, Number, Op, OpKind, RmsNorm, RmsNormGrad, Rope, Sample, SampleInput, Scale, Sgd,
     SumLeading, SumSquares, Tensor, Transpose, Values, apply,
@@ -104,9 +104,10 @@ fn is_local(kind: OpKind) -> bool {
     ![OpKind::Collective, OpKind::Reshard].contains(&kind)
 }
 
-/// Float operands that are f32 whatever the others are: statistics, scalars, states of optimizers.
-fn stays_f32(kind: OpKind, operand: usize, n_operands: usize) -> bool {
-    match kind {
+/// Float operands that are f32 whatever the others are: statistics, scalars, scales, states of optimizers.
+fn stays_f32(op: &Op, operand: usize, n_operands: usize) -> bool {
+    match op.kind() {
+        _ if op.codes().is_some_and(|it| operand + it.of.len() >= n_operands) => true,
         OpKind::CeLoss | OpKind::CeLossGrad | OpKind::ClipScale => true,
         OpKind::CeStats | OpKind::CeStatsGrad => operand > 0,
         OpKind::DelayedScale | OpKind::QuantMatmul => true,
@@ -125,10 +126,9 @@ fn stays_f32(kind: OpKind, operand: usize, n_operands: usize) -> bool {
 
 /// The sample in f32, and in bf16 where the op takes that.
 fn in_both(sample: Sample) -> Vec<Case> {
-    let kind = sample.op.kind();
     let mut narrow = sample.clone();
     for (operand, input) in narrow.inputs.iter_mut().enumerate() {
-        if input.ty.dtype == DType::F32 && !stays_f32(kind, operand, sample.inputs.len()) {
+        if input.ty.dtype == DType::F32 && !stays_f32(&sample.op, operand, sample.inputs.len()) {
             input.ty.dtype = DType::Bf16;
         }
     }
@@ -150,9 +150,14 @@ fn call(sample: &Sample) -> Call {
     Call { op, inputs, bounds: None, padded: None, contents: Vec::new(), forward: None }
 }
 
-/// Random floats of these shapes, in both types.
+/// Random floats of these shapes, in both types, and positive scales of codes behind them.
 fn floats(op: impl Into<Op>, shapes: &[&[u64]]) -> Vec<Case> {
-    in_both(Sample::floats(op, shapes))
+    let op: Op = op.into();
+    let mut shapes = shapes.to_vec();
+    let scales = shapes.len()..shapes.len() + op.codes().map_or(0, |it| it.of.len());
+    shapes.resize(scales.end, &[]);
+    let sample = Sample::floats(op, &shapes);
+    in_both(scales.fold(sample, |sample, it| sample.fill(it, Values::Positive)))
 }
 
 fn elementwise() -> Vec<Case> {
@@ -166,18 +171,34 @@ fn elementwise() -> Vec<Case> {
         res.extend(floats(Cast { to: DType::F32 }, &[one]));
         res.extend(floats(Cast { to: DType::Bf16 }, &[one]));
         let kind = GluKind::Swiglu;
-        for amax in [amaxes(&[]), amaxes(&[0])] {
-            res.extend(floats(Glu { kind, amax }, &[one, one]));
+        for (of, made) in WAYS {
+            let (amax, codes) = (amaxes(of), codes(made));
+            res.extend(floats(Glu { amax, codes, ..Glu::new(kind) }, &[one, one]));
         }
         for (recompute, of) in
             [(false, &[][..]), (true, &[]), (false, &[0, 1]), (false, &[1]), (true, &[2, 0, 1])]
         {
-            let op = GluGrad { kind, recompute, amax: amaxes(of) };
+            let op = GluGrad { recompute, amax: amaxes(of), ..GluGrad::new(kind) };
+            res.extend(floats(op, &[one, one, one]));
+        }
+        let (e4m3, e5m2) = (DType::E4M3, DType::E5M2);
+        for (recompute, of, made) in [
+            (false, &[1, 0][..], &[(1, e5m2), (0, e5m2)][..]),
+            (false, &[], &[(0, e4m3)]),
+            (true, &[0], &[(2, e4m3), (0, e5m2)]),
+        ] {
+            let (amax, codes) = (amaxes(of), codes(made));
+            let op = GluGrad { recompute, amax, codes, ..GluGrad::new(kind) };
             res.extend(floats(op, &[one, one, one]));
         }
         for kind in ActivationKind::ALL {
-            res.extend(floats(Activation { kind }, &[one]));
-            res.extend(floats(ActivationGrad { kind }, &[one, one]));
+            for (of, made) in WAYS {
+                let (amax, codes) = (amaxes(of), codes(made));
+                let op = Activation { amax, codes, ..Activation::new(kind) };
+                let grad = ActivationGrad { amax: op.amax.clone(), codes: op.codes.clone(), kind };
+                res.extend(floats(op, &[one]));
+                res.extend(floats(grad, &[one, one]));
+            }
         }
         res.extend(in_both(Sample::floats(SumSquares {}, &[one])));
     }
@@ -202,17 +223,38 @@ fn amaxes(of: &[usize]) -> Amaxes {
     Amaxes { of: of.to_vec(), pieces: Vec::new() }
 }
 
+/// These results as codes.
+fn codes(of: &[(usize, DType)]) -> Codes {
+    Codes { of: of.to_vec() }
+}
+
+/// Amaxes and codes that the kernels of a first result give with it or as it.
+const WAYS: [(&[usize], &[(usize, DType)]); 4] =
+    [(&[], &[]), (&[0], &[]), (&[], &[(0, DType::E5M2)]), (&[0], &[(0, DType::E4M3)])];
+
 fn norms() -> Vec<Case> {
     let mut res = Vec::new();
     for d in [7, 1000, 4096, 4100, 16_384] {
         let (x, w, per_row): (&[u64], &[u64], &[u64]) = (&[ROWS, d], &[d], &[ROWS]);
-        for (residual, of) in [(false, &[][..]), (true, &[]), (false, &[0]), (true, &[0])] {
-            let n = usize::from(residual);
-            let (eps, amax) = (1e-5.into(), amaxes(of));
-            let rms = RmsNorm { eps, zero_centered: false, residual, amax: amax.clone() };
-            res.extend(floats(rms, &[x, w, x][..2 + n]));
-            let layer = LayerNorm { eps, zero_centered: false, residual, amax: amax.clone() };
-            res.extend(floats(layer, &[x, w, w, x][..3 + n]));
+        for (residual, (of, made)) in
+            [false, true].into_iter().flat_map(|it| WAYS.map(|way| (it, way)))
+        {
+            let (eps, n) = (1e-5.into(), usize::from(residual));
+            let (amax, codes) = (amaxes(of), codes(made));
+            let rms = RmsNorm { eps, residual, amax, codes, ..RmsNorm::default() };
+            let (amax, codes) = (rms.amax.clone(), rms.codes.clone());
+            let layer = LayerNorm { eps, residual, amax, codes, ..LayerNorm::default() };
+            let coded = !rms.codes.is_none();
+            // Numbers of which some are held to the largest code.
+            for scale in [None, Some(300.0)].into_iter().take(1 + usize::from(coded)) {
+                let scaled = |it: Vec<Case>| it.into_iter().map(move |it| it.scaled(scale));
+                res.extend(scaled(floats(rms.clone(), &[x, w, x][..2 + n])));
+                res.extend(scaled(floats(layer.clone(), &[x, w, w, x][..3 + n])));
+            }
+            if coded {
+                continue;
+            }
+            let amax = rms.amax;
             for out in [None, Some(DType::F32)] {
                 let rms =
                     RmsNormGrad { out, residual, amax: amax.clone(), ..RmsNormGrad::default() };
@@ -454,6 +496,12 @@ impl Case {
     fn holding(mut self, operand: usize, content: Content) -> Case {
         self.calls[0].contents.push((operand, content));
         self
+    }
+
+    /// The case with another scale in its last operand, if there is one.
+    fn scaled(self, scale: Option<f64>) -> Case {
+        let last = self.calls[0].inputs.len() - 1;
+        scale.into_iter().fold(self, |case, it| case.holding(last, Content::All(it)))
     }
 
     /// The gradient of an attention, with the results that it has.

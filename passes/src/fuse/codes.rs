@@ -1,0 +1,94 @@
+//! FP8 codes under delayed scaling, whose scale is there before the tensor: what makes it makes its codes instead.
+//!
+//! ```text
+//! %y, %rstd = rms_norm %x, %w            %s, %i = delayed_scale %y.scale
+//! %s, %i = delayed_scale %y.scale        %y.codes, %rstd, %y.amax = rms_norm(amax:(of:[0]),codes:(of:[(0,e4m3)])) %x, %w, %s
+//! %y.amax = amax %y
+//! %y.codes = quantize(to:e4m3) %y, %s
+//! ```
+//!
+//! Nothing else may read the tensor, which is not there any more. Columns are rows transposed, as before, but no
+//! longer made with them: both are of one scale, and a transpose reads a byte where `quantize` reads two.
+//!
+//! The tensor is not rounded before it is quantized, and its amax is that of what is computed in f32. So this changes
+//! bits, and is what the recipe says (`te-spec` 1.8). It says otherwise of scales that are not of a history.
+
+use ir::ops::{Copies, Quantize};
+use ir::{DType, Node, Op, Value};
+use smallvec::SmallVec;
+
+use super::amax::n_observed;
+use super::{Place, Walk};
+
+impl Walk<'_> {
+    pub(super) fn codes(&mut self, node: Node) {
+        let data = &self.graph.nodes[node];
+        let Op::Quantize(Quantize { to, copies: Copies::Rows, .. }) = data.op else { return };
+        let (x, scale, result) = (data.inputs[0], data.inputs[1], data.results[0]);
+        let Some((maker, of)) = self.maker(x, node) else { return };
+        let op = &self.graph.nodes[maker].op;
+        if of >= n_observed(op) || op.codes().is_none() {
+            return;
+        }
+        let Some(scale_first) = self.scale_before(scale, maker) else { return };
+        let Some(readers) = self.others_of(x, node) else { return };
+        if let Some((amax, wide)) = readers {
+            self.amax(amax);
+            if self.places[amax].is_some() {
+                return;
+            }
+            wide.into_iter().for_each(|it| self.graph.values[it].ty.dtype = DType::F32);
+        }
+        if let Some((scaler, place)) = scale_first {
+            self.places[scaler] = Some(place);
+        }
+        let data = &mut self.graph.nodes[maker];
+        let codes = data.op.codes_mut().expect("it can make some");
+        codes.of.push((of, to));
+        data.inputs.push(scale);
+        self.n_reads[x] -= 1;
+        self.hand_over(result, maker, of);
+        self.remove(node);
+    }
+
+    /// What makes the scale of a history, and where it must move to be in front of `maker`, if it must; `None` if it
+    /// is no such scale, or needs what is made later.
+    fn scale_before(&self, scale: Value, maker: Node) -> Option<Option<(Node, Place)>> {
+        let scaler = self.graph.producer(scale)?;
+        let data = &self.graph.nodes[scaler];
+        let Op::DelayedScale(_) = data.op else { return None };
+        let (at, n) = self.place(maker);
+        if self.place(scaler) < (at, n) {
+            return Some(None);
+        }
+        let before = if n > 0 { (at, n - 1) } else { (at - 1, u32::MAX) };
+        (self.since(data.inputs[0]) < before).then_some(Some((scaler, before)))
+    }
+
+    /// What reads `x` besides `node`, if that is nothing, or the amax that goes into a history: then that node, and
+    /// the amaxes of the group.
+    #[allow(clippy::type_complexity)]
+    fn others_of(&self, x: Value, node: Node) -> Option<Option<(Node, SmallVec<[Value; 2]>)>> {
+        if self.n_reads[x] == 1 {
+            return Some(None);
+        }
+        let mut readers = [self.first[x], self.last[x]].into_iter().flatten();
+        let amax = readers.find(|&it| it != node)?;
+        let data = &self.graph.nodes[amax];
+        if self.n_reads[x] != 2 || !matches!(data.op, Op::Amax(_)) {
+            return None;
+        }
+        let mut values = SmallVec::new();
+        let mut value = data.results[0];
+        loop {
+            values.push(value);
+            let reader = self.last[value].filter(|_| self.n_reads[value] == 1)?;
+            let data = &self.graph.nodes[reader];
+            match data.op {
+                Op::DelayedUpdate(_) => return Some(Some((amax, values))),
+                Op::Collective(_) => value = data.results[0],
+                _ => return None,
+            }
+        }
+    }
+}
