@@ -450,3 +450,6 @@ impl Rank {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
