@@ -40,7 +40,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Compile(compile::Args),
-    Run(run::Args),
+    Run(Box<run::Args>),
     Inspect(inspect::Args),
     Ckpt(ckpt::Args),
     Bench(bench::Args),
