@@ -195,7 +195,7 @@ fn bounded(limit: usize, seed: u64, round: impl FnOnce()) {
     let used = PEAK.load(Ordering::Relaxed).saturating_sub(before);
     assert!(used <= limit, "seed {seed}: {used} bytes were allocated, {limit} are bearable");
     let time = start.elapsed();
-    assert!(time < Duration::from_secs(5), "seed {seed}: it took {time:?}");
+    assert!(time < Duration::from_secs(60), "seed {seed}: it took {time:?}");
 }
 
 /// Parsers alone, thousands of cases in a second.
@@ -240,7 +240,9 @@ fn parsers_survive_any_bytes() {
 fn folders_survive_any_change() {
     let _one = ONE.lock();
     let files = files();
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fuzz");
+    // Of its own, for a long run beside others.
+    let name = format!("fuzz-{}", std::process::id());
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     for seed in 0..rounds(10_000) / 10 {
         let mut random = Random(seed);
         let folder = files[random.below(files.len())].0.parent().expect("it is in a folder");
@@ -290,6 +292,7 @@ fn folders_survive_any_change() {
             }
         });
     }
+    let _ = fs::remove_dir_all(&path);
 }
 
 /// Strings, tuples and lists that are shared and doubled: small files that stand for huge values.

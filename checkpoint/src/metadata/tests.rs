@@ -1,3 +1,5 @@
+//! Indices as they are written and read back.
+
 use super::*;
 
 fn key(it: &str) -> PathPart {

@@ -70,8 +70,14 @@ pub enum Global {
     OrderedDict,
     /// `_codecs.encode`: `bytes` before protocol 3.
     Encode,
-    /// `set`, `frozenset`, `complex`, `bytearray`.
-    Builtin(&'static str),
+    /// `set`.
+    Set,
+    /// `frozenset`.
+    FrozenSet,
+    /// `complex`.
+    Complex,
+    /// `bytearray`.
+    ByteArray,
 }
 
 const METADATA: &str = "torch.distributed.checkpoint.metadata";
@@ -121,13 +127,13 @@ impl Global {
     }
 
     fn of_object(module: &str, name: &str) -> Option<Global> {
-        let builtins = ["set", "frozenset", "complex", "bytearray"];
         Some(match (module, name) {
             ("collections", "OrderedDict") => Global::OrderedDict,
             ("_codecs", "encode") => Global::Encode,
-            ("__builtin__" | "builtins", it) => {
-                Global::Builtin(builtins.into_iter().find(|&known| known == it)?)
-            }
+            ("__builtin__" | "builtins", "set") => Global::Set,
+            ("__builtin__" | "builtins", "frozenset") => Global::FrozenSet,
+            ("__builtin__" | "builtins", "complex") => Global::Complex,
+            ("__builtin__" | "builtins", "bytearray") => Global::ByteArray,
             ("torch", "Size") => Global::Size,
             ("torch", it) => Global::Dtype(StoredType::from_torch(it)?),
             _ => return None,
@@ -138,7 +144,9 @@ impl Global {
     fn name(self) -> String {
         match self {
             Global::Dtype(it) => format!("torch.{it}"),
-            Global::Builtin(it) => format!("builtins.{it}"),
+            Global::Set | Global::FrozenSet | Global::Complex | Global::ByteArray => {
+                format!("builtins.{self:?}").to_lowercase()
+            }
             other => format!("{other:?}"),
         }
     }
@@ -175,6 +183,15 @@ pub enum Item {
     Persistent(u32),
 }
 
+/// The entries of a dict.
+#[derive(Debug, Clone)]
+enum Entries {
+    /// Those that were added at once: start and length in `entries`. The state of an instance is so.
+    Once(u32, u32),
+    /// Those that were added in several batches.
+    More(Vec<(Item, Item)>),
+}
+
 /// An instance or a call: what of, its arguments, and the state that `BUILD` gave it.
 #[derive(Debug, Clone, Copy)]
 pub struct Object {
@@ -196,7 +213,8 @@ pub struct Pickle<'a> {
     tuples: Vec<(u32, u32)>,
     kids: Vec<Item>,
     lists: Vec<Vec<Item>>,
-    dicts: Vec<Vec<(Item, Item)>>,
+    dicts: Vec<Entries>,
+    entries: Vec<(Item, Item)>,
     objects: Vec<Object>,
     persistents: Vec<Item>,
     root: Option<Item>,
@@ -411,7 +429,20 @@ impl<'a> Machine<'a> {
         if !entries.len().is_multiple_of(2) {
             return self.fail("a dict with a key and no value");
         }
-        self.pickle.dicts[dict as usize].extend(entries.chunks(2).map(|it| (it[0], it[1])));
+        let pairs = entries.chunks(2).map(|it| (it[0], it[1]));
+        let all = &mut self.pickle.entries;
+        let known = &mut self.pickle.dicts[dict as usize];
+        match known {
+            Entries::Once(_, 0) => {
+                *known = Entries::Once(all.len() as u32, pairs.len() as u32);
+                all.extend(pairs);
+            }
+            Entries::Once(first, len) => {
+                let before = &all[*first as usize..][..*len as usize];
+                *known = Entries::More(before.iter().copied().chain(pairs).collect());
+            }
+            Entries::More(it) => it.extend(pairs),
+        }
         self.stack.truncate(start);
         Ok(())
     }
@@ -440,9 +471,15 @@ impl<'a> Machine<'a> {
             (Global::Path, _) => args,
             (Global::OrderedDict, []) => self.pickle.new_dict(),
             (Global::Encode, [Item::Str(_), _])
-            | (Global::RebuildV2 | Global::RebuildV3 | Global::Builtin(_), _) => {
-                self.pickle.new_object(global, args)
-            }
+            | (
+                Global::RebuildV2
+                | Global::RebuildV3
+                | Global::Set
+                | Global::FrozenSet
+                | Global::Complex
+                | Global::ByteArray,
+                _,
+            ) => self.pickle.new_object(global, args),
             (other, _) => return self.fail(format!("a call of {} like no other", other.name())),
         };
         self.push(item);
@@ -647,7 +684,7 @@ impl<'a> Pickle<'a> {
     }
 
     fn new_dict(&mut self) -> Item {
-        self.dicts.push(Vec::new());
+        self.dicts.push(Entries::Once(0, 0));
         Item::Dict(self.dicts.len() as u32 - 1)
     }
 
@@ -696,7 +733,10 @@ impl<'a> Pickle<'a> {
     /// The entries of a dict.
     pub fn dict(&self, item: Item) -> Option<&[(Item, Item)]> {
         match item {
-            Item::Dict(it) => Some(&self.dicts[it as usize]),
+            Item::Dict(it) => Some(match &self.dicts[it as usize] {
+                Entries::Once(start, len) => &self.entries[*start as usize..][..*len as usize],
+                Entries::More(it) => it,
+            }),
             _ => None,
         }
     }
@@ -764,9 +804,9 @@ impl<'a> Pickle<'a> {
             Item::Bytes(it) => Value::Bytes(self.bytes[it as usize].to_vec()),
             Item::Tuple(_) => Value::Tuple(all(self.tuple(item).unwrap_or_default())?),
             Item::List(it) => Value::List(all(&self.lists[it as usize])?),
-            Item::Dict(it) => {
+            Item::Dict(_) => {
                 let mut res = Vec::new();
-                for &(key, value) in &self.dicts[it as usize] {
+                for &(key, value) in self.dict(item).unwrap_or_default() {
                     let mut entry = all(&[key, value])?.into_iter();
                     res.extend(entry.next().zip(entry.next()));
                 }
