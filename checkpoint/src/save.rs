@@ -230,8 +230,8 @@ fn head_items(layout: &CheckpointLayout, position: &Position) -> Vec<FileItem> {
 /// The index of what all coordinates write, each as [`file_items`] says.
 pub fn metadata(layout: &CheckpointLayout, position: &Position) -> Metadata {
     let mesh = &layout.mesh;
-    let mut res = Metadata::default();
-    res.files = (0..mesh.n_ranks()).map(folder::file_name).collect();
+    let files = (0..mesh.n_ranks()).map(folder::file_name).collect();
+    let mut res = Metadata { files, ..Metadata::default() };
     let item = |file, offset, len| Item { file, offset, len, encoding: Encoding::Plain };
     // Where the next item of each file goes.
     let mut ends = vec![0; res.files.len()];

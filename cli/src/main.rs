@@ -41,7 +41,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Compile(compile::Args),
-    Run(run::Args),
+    Run(Box<run::Args>),
     Inspect(inspect::Args),
     Ckpt(ckpt::Args),
     Import(import::Args),

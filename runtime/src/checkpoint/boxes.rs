@@ -89,13 +89,16 @@ pub fn read_box<E: From<RunError>>(
     Ok(())
 }
 
+/// Gives the elements of a part of the global tensor, row-major.
+pub type Fetch<'a> = dyn FnMut(&Chunk, &mut [u8]) -> Result<(), RunError> + 'a;
+
 /// Sets the elements of a box: `fetch` gives those of a part of the global tensor.
 pub fn write_box(
     backend: &mut dyn Backend,
     (buffer, bound): (Buffer, &BoundBuffer),
     local: &LocalBox,
     staging: &mut Staging,
-    fetch: &mut dyn FnMut(&Chunk, &mut [u8]) -> Result<(), RunError>,
+    fetch: &mut Fetch<'_>,
 ) -> Result<(), RunError> {
     let size = bound.dtype.bytes() as usize;
     for slab in slabs(local, &bound.shape, SLAB / size) {

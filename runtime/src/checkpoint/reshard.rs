@@ -186,11 +186,13 @@ fn slabs(chunk: &Chunk, unit: u64) -> Vec<Chunk> {
 
 #[cfg(test)]
 mod tests {
+    use smallvec::smallvec;
+
     use super::*;
 
     #[test]
     fn slabs_are_some_rows_and_make_up_the_box() {
-        let chunk = Chunk { offsets: [5, 7].into(), sizes: [10, 1 << 20].into() };
+        let chunk = Chunk { offsets: smallvec![5, 7], sizes: smallvec![10, 1 << 20] };
         let rows = |it: &Chunk| (it.offsets[0], it.sizes[0]);
         let found: Vec<(u64, u64)> = slabs(&chunk, 4).iter().map(rows).collect();
         assert_eq!(found, [(5, 2), (7, 2), (9, 2), (11, 2), (13, 2)]);

@@ -90,10 +90,13 @@ pub(crate) enum Saved {
 pub(crate) struct Saver {
     options: SaveOptions,
     work: Work,
-    pending: Option<JoinHandle<(Result<SaveReport, RunError>, Vec<Vec<u8>>)>>,
+    pending: Option<JoinHandle<Written>>,
     /// Memory of copies that were written, to be used again.
     spare: Vec<Vec<u8>>,
 }
+
+/// What the thread that writes copies ends with: what has come of them, and their memory.
+type Written = (Result<SaveReport, RunError>, Vec<Vec<u8>>);
 
 /// What writing needs to know, besides what is written.
 #[derive(Clone)]
@@ -450,3 +453,6 @@ impl Rank {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
