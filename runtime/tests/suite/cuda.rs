@@ -179,7 +179,7 @@ impl Backend for Noting {
     fn write_at(&mut self, _: Buffer, _: usize, _: &[u8]) -> Result<(), RunError> {
         self.note("write_at")
     }
-    fn read(&self, _: Buffer, _: &mut [u8]) -> Result<(), RunError> {
+    fn read_at(&self, _: Buffer, _: usize, _: &mut [u8]) -> Result<(), RunError> {
         Ok(())
     }
     fn at(&self) -> Option<At> {

@@ -69,7 +69,7 @@ impl Backend for Fake {
         Ok(())
     }
     /// 1.5 everywhere.
-    fn read(&self, _: Buffer, bytes: &mut [u8]) -> Result<(), RunError> {
+    fn read_at(&self, _: Buffer, _: usize, bytes: &mut [u8]) -> Result<(), RunError> {
         bytes.copy_from_slice(&1.5f32.to_le_bytes().repeat(bytes.len() / 4));
         Ok(())
     }
