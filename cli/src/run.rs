@@ -41,7 +41,7 @@ pub struct Args {
     /// Initial weights by parameter name.
     #[arg(long, value_name = "FILE.safetensors", num_args = 1.., conflicts_with = "load")]
     weights: Vec<PathBuf>,
-    /// Write one line of JSON a step.
+    /// Write one line of JSON a step; after --load, behind those that are there.
     #[arg(long, value_name = "FILE.jsonl")]
     metrics: Option<PathBuf>,
     /// Print every K-th step, besides the first and the last.

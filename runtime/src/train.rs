@@ -32,7 +32,7 @@ pub struct TrainOptions {
     pub token_width: Option<TokenWidth>,
     /// `.safetensors` files with all parameters; none for initial values.
     pub weights: Vec<PathBuf>,
-    /// Where to write a line of JSON a step.
+    /// Where to write a line of JSON a step; added to what is there if a checkpoint is loaded.
     pub metrics: Option<PathBuf>,
     /// How often [`TrainOptions::logs`] says yes; 0 is as 1.
     pub log_every: u64,
@@ -191,7 +191,8 @@ fn run(
     };
     let Start { mut position, loaded, data, .. } = start;
     let metrics = options.metrics.as_deref().filter(|_| session.is_first());
-    let mut metrics = metrics.map(MetricsFile::create).transpose()?;
+    let append = loaded.is_some();
+    let mut metrics = metrics.map(|it| MetricsFile::open(it, append)).transpose()?;
     if let Some(loaded) = loaded {
         let report = loaded.apply(session, position.seed)?;
         report.warnings.iter().for_each(|it| on_event(Event::Warning(it)));
@@ -260,8 +261,11 @@ struct MetricsFile {
 }
 
 impl MetricsFile {
-    fn create(path: &Path) -> Result<MetricsFile, RunError> {
-        let file = File::create(path).map_err(|it| RunError::write(path, &it))?;
+    /// A new file; or one that the steps before are in, if they were done by another run.
+    fn open(path: &Path, append: bool) -> Result<MetricsFile, RunError> {
+        let mut options = File::options();
+        options.create(true).write(true).append(append).truncate(!append);
+        let file = options.open(path).map_err(|it| RunError::write(path, &it))?;
         Ok(MetricsFile { path: path.to_path_buf(), out: BufWriter::new(file) })
     }
 

@@ -16,7 +16,7 @@ use crate::sums::{self, Sum};
 /// What is gathered before it is written; larger pieces go straight to the file.
 const BUFFER: usize = 1 << 20;
 
-/// See the [module docs](self).
+/// The file of one rank: items one behind the other, with a checksum of each beside it.
 #[derive(Debug)]
 pub struct ShardFile {
     file: File,

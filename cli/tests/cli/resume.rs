@@ -25,7 +25,8 @@ const RUN: &str = "run model.ron --mesh 2x2 --format json";
 #[test]
 fn a_run_goes_on_where_it_was_saved() {
     let folder = Folder::new("save_and_load", &[]);
-    let straight = folder.works(&format!("{RUN} --steps 6 --save ckpt --save-every 3 --keep 2"));
+    let more = "--save ckpt --save-every 3 --keep 2 --metrics log.jsonl";
+    let straight = folder.works(&format!("{RUN} --steps 6 {more}"));
     let saved: Vec<String> = lines(&straight)
         .iter()
         .filter_map(|it| Some(it["saved"]["path"].as_str()?.to_string()))
@@ -34,7 +35,10 @@ fn a_run_goes_on_where_it_was_saved() {
     let resumed = folder.works(&format!("{RUN} --steps 6 --load ckpt/step-3"));
     assert_eq!(lines(&resumed)[0]["loaded"]["step"], 3);
     assert_eq!(losses(&resumed), losses(&straight)[3..]);
-    let text = folder.works("run model.ron --mesh 4 --steps 8 --load ckpt");
+    let text = folder.works("run model.ron --mesh 4 --steps 8 --load ckpt --metrics log.jsonl");
+    let steps: Vec<u64> =
+        lines(&folder.read("log.jsonl")).iter().filter_map(|it| it["step"].as_u64()).collect();
+    assert_eq!(steps, [1, 2, 3, 4, 5, 6, 7, 8]);
     assert!(text.contains("resumed from ckpt/step-6 at step 7; read "), "{text}");
     assert!(text.contains("trained 2 steps"), "{text}");
 }

@@ -1,6 +1,6 @@
 //! Loading a checkpoint into a session, whatever mesh it was saved on, and whoever saved it.
 //!
-//! First all is compared ([`Loaded::open`]): what the plan needs with what is there. All that does not
+//! First all is compared: what the plan needs with what is there. All that does not
 //! agree is one error. Then every rank reads the boxes that it holds, in this order:
 //!
 //! ```text
