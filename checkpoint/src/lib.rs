@@ -39,6 +39,6 @@ pub mod verify;
 
 pub use dtype::StoredType;
 pub use error::CheckpointError;
-pub use metadata::{Encoding, Item, Metadata, PathPart, StoredChunk, StoredObject, StoredTensor};
 pub use map::Mapped;
+pub use metadata::{Encoding, Item, Metadata, PathPart, StoredChunk, StoredObject, StoredTensor};
 pub use open::{Checkpoint, overlap};
