@@ -20,6 +20,9 @@ use smallvec::SmallVec;
 use super::amax::n_observed;
 use super::{Place, Walk};
 
+/// The node that makes an amax, and the values that it has until it is in a history.
+type Observer = (Node, SmallVec<[Value; 2]>);
+
 impl Walk<'_> {
     pub(super) fn codes(&mut self, node: Node) {
         let data = &self.graph.nodes[node];
@@ -65,10 +68,8 @@ impl Walk<'_> {
         (self.since(data.inputs[0]) < before).then_some(Some((scaler, before)))
     }
 
-    /// What reads `x` besides `node`, if that is nothing, or the amax that goes into a history: then that node, and
-    /// the amaxes of the group.
-    #[allow(clippy::type_complexity)]
-    fn others_of(&self, x: Value, node: Node) -> Option<Option<(Node, SmallVec<[Value; 2]>)>> {
+    /// What reads `x` besides `node`, if that is nothing, or the amax that goes into a history.
+    fn others_of(&self, x: Value, node: Node) -> Option<Option<Observer>> {
         if self.n_reads[x] == 1 {
             return Some(None);
         }

@@ -228,8 +228,11 @@ fn codes(of: &[(usize, DType)]) -> Codes {
     Codes { of: of.to_vec() }
 }
 
+/// Results of which there are amaxes, and those that are codes.
+type Way = (&'static [usize], &'static [(usize, DType)]);
+
 /// Amaxes and codes that the kernels of a first result give with it or as it.
-const WAYS: [(&[usize], &[(usize, DType)]); 4] =
+const WAYS: [Way; 4] =
     [(&[], &[]), (&[0], &[]), (&[], &[(0, DType::E5M2)]), (&[0], &[(0, DType::E4M3)])];
 
 fn norms() -> Vec<Case> {
