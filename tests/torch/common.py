@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing
+from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -35,6 +36,13 @@ def digest(tensor):
     content = as_bytes(tensor.detach()).numpy().tobytes()
     dtype = str(tensor.dtype).removeprefix("torch.")
     return {"dtype": dtype, "shape": list(tensor.shape), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def report(tensors, out):
+    """Digests by key; and the tensors themselves in a safetensors file, if `out` names one."""
+    if out:
+        save_file({key: it.detach().clone().contiguous() for key, it in tensors.items()}, out)
+    return {key: digest(it) for key, it in tensors.items()}
 
 
 def _run_rank(rank, n_ranks, store, work, args):

@@ -1,6 +1,6 @@
 """Loads a checkpoint into a real FSDP2 job: `fully_shard`, `get_state_dict`, `dcp.load`, `set_state_dict`.
 
-usage: fsdp_load.py FOLDER --ranks 2
+usage: fsdp_load.py FOLDER --ranks 2 [--out OUT.safetensors]
 {"tensors": {key: {dtype, shape, sha256}}, "param_groups": [repr], "tied": {alias: name}}
 
 The keys that PyTorch has for this model and AdamW must be exactly the checkpoint's below `model.` and
@@ -16,7 +16,7 @@ from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.fsdp import fully_shard
 
-from common import digest, model_and_optimizer, on_ranks, tensors_of
+from common import model_and_optimizer, on_ranks, report, tensors_of
 
 
 def shard(model):
@@ -27,7 +27,7 @@ def shard(model):
     fully_shard(model)
 
 
-def load(folder):
+def load(folder, out):
     model, optim, tied = model_and_optimizer(folder, shard)
     model_state, optim_state = get_state_dict(model, optim)
     state = {"model": model_state, "optim": optim_state}
@@ -43,7 +43,7 @@ def load(folder):
     if dist.get_rank() == 0:
         groups = [{key: it for key, it in group.items() if key != "params"} for group in optim.param_groups]
         print(json.dumps({
-            "tensors": {key: digest(it) for key, it in flat.items() if key in tensors},
+            "tensors": report({key: it for key, it in flat.items() if key in tensors}, out),
             "param_groups": [repr(it) for it in groups],
             "tied": tied,
         }), flush=True)
@@ -53,5 +53,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("folder")
     parser.add_argument("--ranks", type=int, required=True)
+    parser.add_argument("--out")
     args = parser.parse_args()
-    on_ranks(args.ranks, load, args.folder)
+    on_ranks(args.ranks, load, args.folder, args.out)

@@ -1,7 +1,7 @@
 """Reads a whole checkpoint with stock `dcp.load` into DTensors on a mesh of gloo processes, gathers
-them with `full_tensor`, and prints JSON: {key: {dtype, shape, sha256}}.
+them with `full_tensor`, and prints JSON: {"tensors": {key: {dtype, shape, sha256}}}; the tensors themselves go to OUT.
 
-usage: load_dtensor.py FOLDER --mesh 2x2 --place 'GLOB=P,P' ...
+usage: load_dtensor.py FOLDER --mesh 2x2 --place 'GLOB=P,P' ... [--out OUT.safetensors]
 
 P is R (Replicate), S0 (Shard(0)) or SS0/2 (_StridedShard(0, split_factor=2)); one for each mesh axis. The
 first GLOB that fits a key counts; a key that none fits is replicated, and so is a placement of a
@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from common import digest, junk, on_ranks, tensors_of
+from common import junk, on_ranks, report, tensors_of
 
 
 def placement(text, ndim):
@@ -41,7 +41,7 @@ def full(tensor):
     return tensor.full_tensor()
 
 
-def load(folder, mesh_shape, rules):
+def load(folder, mesh_shape, rules, out):
     mesh = init_device_mesh("cpu", mesh_shape)
     tensors, _ = tensors_of(folder)
     state = {}
@@ -51,9 +51,9 @@ def load(folder, mesh_shape, rules):
         # No data is sent: every rank cuts its own junk.
         state[key] = distribute_tensor(junk(it.size, it.properties.dtype), mesh, places, src_data_rank=None)
     dcp.load(state, checkpoint_id=folder)
-    res = {key: digest(full(it)) for key, it in state.items()}
+    tensors = {key: full(it) for key, it in state.items()}
     if dist.get_rank() == 0:
-        print(json.dumps(res), flush=True)
+        print(json.dumps({"tensors": report(tensors, out)}), flush=True)
 
 
 if __name__ == "__main__":
@@ -61,7 +61,8 @@ if __name__ == "__main__":
     parser.add_argument("folder")
     parser.add_argument("--mesh", required=True)
     parser.add_argument("--place", action="append", default=[])
+    parser.add_argument("--out")
     args = parser.parse_args()
     mesh_shape = tuple(int(it) for it in args.mesh.split("x"))
     rules = [(glob, places.split(",")) for glob, places in (it.split("=") for it in args.place)]
-    on_ranks(math.prod(mesh_shape), load, args.folder, mesh_shape, rules)
+    on_ranks(math.prod(mesh_shape), load, args.folder, mesh_shape, rules, args.out)
