@@ -1,7 +1,7 @@
 """Loads a checkpoint into a real FSDP2 job: `fully_shard`, `get_state_dict`, `dcp.load`, `set_state_dict`.
 
 usage: fsdp_load.py FOLDER --ranks 2 [--out OUT.safetensors]
-{"tensors": {key: {dtype, shape, sha256}}, "param_groups": [repr], "tied": {alias: name}}
+{"tensors": {key: {dtype, shape, sha256}}, "param_groups": [{lr, betas, .., params: names}], "tied": {alias: name}}
 
 The keys that PyTorch has for this model and AdamW must be exactly the checkpoint's below `model.` and
 `optim.`: one too few or too many is an error. What is printed is read back from the module and the optimizer.
@@ -41,10 +41,9 @@ def load(folder, out):
     model_state, optim_state = get_state_dict(model, optim)
     flat = flatten_state_dict(_gather_state_dict({"model": model_state, "optim": optim_state}))[0]
     if dist.get_rank() == 0:
-        groups = [{key: it for key, it in group.items() if key != "params"} for group in optim.param_groups]
         print(json.dumps({
             "tensors": report({key: it for key, it in flat.items() if key in tensors}, out),
-            "param_groups": [repr(it) for it in groups],
+            "param_groups": optim_state["param_groups"],
             "tied": tied,
         }), flush=True)
 
