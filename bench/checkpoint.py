@@ -70,7 +70,7 @@ def measure(planc, python, root, rounds):
         os.sync()
         one = {"planc save": float(output(planc, "save", ours))}
         os.sync()
-        one["torch save"] = float(output(python, peer, "save", like, theirs))
+        one["torch save"] = float(output(python, peer, "save", like + "/step-1", theirs))
         n_bytes = sum(map(os.path.getsize, files(ours)))
         content = memoryview(bytearray(os.urandom(n_bytes)))
         os.sync()
@@ -78,7 +78,7 @@ def measure(planc, python, root, rounds):
         evict(root)
         one["planc load"] = float(output(planc, "load", ours))
         evict(root)
-        one["torch load"] = float(output(python, peer, "load", like, theirs))
+        one["torch load"] = float(output(python, peer, "load", like + "/step-1", theirs))
         evict(root)
         one["raw load"] = sequential_read(raw, content)
         os.remove(raw)

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use ir::plan::{Buffer, Plan};
-use runtime::{SaveOptions, Session, TrainOptions};
+use runtime::{LoadOptions, SaveOptions, Session, TrainOptions};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -347,6 +347,26 @@ fn fsdp_job_takes_model_and_optimizer() {
         plan.params.iter().map(|it| plan.buffers[it.buffer].name.as_str()).collect();
     expected.sort_unstable();
     assert_eq!(params, expected);
+}
+
+/// From planc to an FSDP2 job of PyTorch, which saves it its own way, and back: no bit is lost.
+#[test]
+fn run_goes_on_after_a_stay_in_torch() {
+    let saved = save("stay", &example("llama-tiny.ron"), "2x4", &[("schedule.warmup", "10")]);
+    let theirs = saved.path("torch");
+    torch("fsdp_load.py", &[&saved.checkpoint(), "--ranks", "2", "--save", &theirs]);
+    let plan = saved.session.plan();
+    let one_more = TrainOptions { steps: Some(STEPS + 1), ..TrainOptions::default() };
+    let load = LoadOptions { path: theirs.into(), ..LoadOptions::default() };
+    let resumed = TrainOptions { load: Some(load), ..one_more.clone() };
+    let [expected, found] = [one_more, resumed].map(|options| {
+        let session = runtime::train(plan, &options, |_| ()).unwrap_or_else(|it| panic!("{it}"));
+        Saved { session, root: saved.root.clone() }.expected()
+    });
+    assert_ne!(expected, saved.expected());
+    for (key, expected) in &expected {
+        assert!(found[key] == *expected, "{key} differs");
+    }
 }
 
 /// Relative to the learning rate. The gradient is taken from moments before and after, by which it is off by

@@ -10,10 +10,18 @@ use ir::plan::Plan;
 /// # Panics
 /// If it is not there, or not a model.
 pub fn example(name: &str) -> Model {
+    example_with(name, &[])
+}
+
+/// As [`example`], with values set.
+///
+/// # Panics
+/// If it is not there, or not a model.
+pub fn example_with(name: &str, set: &[(&str, &str)]) -> Model {
     let path =
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples").join(format!("{name}.ron"));
     let source = std::fs::read_to_string(&path).unwrap_or_else(|it| panic!("{path:?}: {it}"));
-    ir::model::parse(&source).unwrap_or_else(|it| panic!("{path:?}: {it}"))
+    ir::model::parse_with(&source, set).unwrap_or_else(|it| panic!("{path:?}: {it}"))
 }
 
 /// Elaborates and compiles a model, verification included.

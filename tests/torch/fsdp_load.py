@@ -1,10 +1,11 @@
 """Loads a checkpoint into a real FSDP2 job: `fully_shard`, `get_state_dict`, `dcp.load`, `set_state_dict`.
 
-usage: fsdp_load.py FOLDER --ranks 2 [--out OUT.safetensors]
+usage: fsdp_load.py FOLDER --ranks 2 [--out OUT.safetensors] [--save FOLDER]
 {"tensors": {key: {dtype, shape, sha256}}, "param_groups": [{lr, betas, .., params: names}], "tied": {alias: name}}
 
 The keys that PyTorch has for this model and AdamW must be exactly the checkpoint's below `model.` and
-`optim.`: one too few or too many is an error. What is printed is read back from the module and the optimizer.
+`optim.`: one too few or too many is an error. What is printed is read back from the module and the optimizer, and so is
+what `--save` writes with `dcp.save`.
 """
 import argparse
 import json
@@ -27,7 +28,7 @@ def shard(model):
     fully_shard(model)
 
 
-def load(folder, out):
+def load(folder, out, save):
     model, optim, tied = model_and_optimizer(folder, shard)
     model_state, optim_state = get_state_dict(model, optim)
     state = {"model": model_state, "optim": optim_state}
@@ -39,7 +40,10 @@ def load(folder, out):
     set_state_dict(model, optim, model_state_dict=state["model"], optim_state_dict=state["optim"])
 
     model_state, optim_state = get_state_dict(model, optim)
-    flat = flatten_state_dict(_gather_state_dict({"model": model_state, "optim": optim_state}))[0]
+    state = {"model": model_state, "optim": optim_state}
+    if save:
+        dcp.save(state, checkpoint_id=save)
+    flat = flatten_state_dict(_gather_state_dict(state))[0]
     if dist.get_rank() == 0:
         print(json.dumps({
             "tensors": report({key: it for key, it in flat.items() if key in tensors}, out),
@@ -53,5 +57,6 @@ if __name__ == "__main__":
     parser.add_argument("folder")
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--out")
+    parser.add_argument("--save")
     args = parser.parse_args()
-    on_ranks(args.ranks, load, args.folder, args.out)
+    on_ranks(args.ranks, load, args.folder, args.out, args.save)
