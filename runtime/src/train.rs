@@ -211,6 +211,10 @@ fn run(
             "the checkpoint has done {done} of {steps} steps, so that there is nothing to train; --steps \
              counts from the beginning"
         )));
+        // What was loaded is saved as this mesh holds it.
+        if let Some(saver) = &mut saver {
+            saver.save(session, position, true, &mut |it| tell(it, on_event))?;
+        }
     }
     for step in position.step + 1..=steps {
         let batch = data.batch(position.sample / batch_size)?;

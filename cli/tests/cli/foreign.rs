@@ -33,6 +33,8 @@ fn tensors(folder: &Path) -> Tensors {
 }
 
 fn losses(folder: &Folder, line: &str) -> Vec<f64> {
+    // A run that goes on from a checkpoint adds to the file.
+    let _ = fs::remove_file(folder.0.join("out.jsonl"));
     folder.works(&format!("{line} --metrics out.jsonl -q"));
     let loss = |it: &str| {
         let line: Value = serde_json::from_str(it).expect("JSON");

@@ -32,9 +32,11 @@ fn a_checkpoint_is_cut_for_another_mesh() {
     }
     // What loads the one loads the other.
     let losses = |from: &str| {
-        let line = format!("run model.ron --mesh 4x2 --steps 5 --quiet --load {from} --metrics m");
+        let line = format!(
+            "run model.ron --mesh 4x2 --steps 5 --quiet --load {from} --metrics {from}.jsonl"
+        );
         folder.works(&line);
-        folder.read("m")
+        folder.read(&format!("{from}.jsonl"))
     };
     let loss = |text: String| -> Vec<f64> {
         let lines = text.lines().map(|it| serde_json::from_str::<Value>(it).expect("JSON"));

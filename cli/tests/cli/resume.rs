@@ -43,6 +43,19 @@ fn a_run_goes_on_where_it_was_saved() {
     assert!(text.contains("trained 2 steps"), "{text}");
 }
 
+/// With no step left to train, what was loaded is saved as another mesh holds it.
+#[test]
+fn what_is_loaded_can_be_saved_at_once() {
+    let folder = Folder::new("save_anew", &[]);
+    folder.works(&format!("{RUN} --steps 2 --save here"));
+    let ran = folder.planc("run model.ron --mesh 2x2x2 --steps 2 --load here --save there");
+    assert!(ran.stderr.contains("nothing to train"), "{}", ran.stderr);
+    assert!(ran.stdout.contains("saved there/step-2: "), "{}", ran.stdout);
+    folder.works("ckpt verify there");
+    folder.works("ckpt diff here there");
+    assert!(folder.0.join("there/step-2/__7_0.distcp").exists());
+}
+
 #[test]
 fn a_checkpoint_of_another_model_is_one_report() {
     let folder = Folder::new("another_model", &[]);
