@@ -12,6 +12,8 @@ MODELS = {
     "delayed": ["--set", "recipe=DelayedScaling(amax_history_len: 8)"],
     "block": ["--set", "recipe=Float8BlockScaling()", "--set", "sequence=128"],
 }
+# Where a weight is cut through its blocks it has no codes to save.
+UNCUT = ["block"]
 # Steps before the checkpoint, and in all.
 SAVED, STEPS = 3, 13
 failed = False
@@ -49,7 +51,7 @@ def checkpoints(name, model, mesh, folder):
     again = train(folder, "again", mesh, [*model, "--steps", STEPS, "--load", folder / "a" / step])
     check(f"{name} on {mesh}: {len(again)} losses after loading equal those of the run that was not stopped", again == straight[SAVED:] and len(again) == STEPS - SAVED)
     anew = lambda source, target: [*model, "--steps", SAVED, "--load", folder / source, "--save", folder / target]
-    other = "2x2" if mesh == "1" else "1"
+    other = "2x2" if mesh == "1" and name not in UNCUT else "1"
     train(folder, "cpu", other, anew(f"a/{step}", "cpu"), device="cpu")
     check(f"{name} on {mesh}: through CPU ranks on {other}, every key equal", same(folder, f"a/{step}", "cpu"))
     train(folder, "back", mesh, anew("cpu", "back"))
