@@ -117,6 +117,7 @@ impl Loaded {
         if !problems.is_empty() {
             return Err(RunError::LoadMismatch { path: checkpoint.path().to_path_buf(), problems });
         }
+        keys.iter().flatten().try_for_each(|it| checkpoint.check_cover(it))?;
         let mut res = Loaded {
             layout,
             step: 0,
@@ -147,12 +148,14 @@ impl Loaded {
                  the steps of all together, from {max}"
             ));
         }
-        let step = self.source.integer("planc.step")?;
+        let step = self.source.count("planc.step")?;
         self.step = step.or(steps.iter().max().copied()).unwrap_or(0);
-        self.sample = self.source.integer("planc.sample")?.unwrap_or(self.step * batch);
+        let sample = self.source.count("planc.sample")?;
+        self.sample = sample.unwrap_or_else(|| self.step.saturating_mul(batch));
         self.seed = self.source.integer("planc.seed")?;
-        if !self.sample.is_multiple_of(batch) {
-            let next = self.sample.next_multiple_of(batch);
+        if let Some(next) =
+            self.sample.checked_next_multiple_of(batch).filter(|&it| it != self.sample)
+        {
             self.warnings.push(format!(
                 "the next sample is {}, which batches of {batch} do not begin at; going on with sample {next}",
                 self.sample
@@ -248,10 +251,9 @@ impl Loaded {
     ) -> impl Iterator<Item = (&'a str, u64)> {
         let Files { checkpoint, keys } = &*self.source;
         let stored = checkpoint.tensor(&keys[entry][0]).expect("it was found there");
-        let files: Vec<&str> = checkpoint.files().collect();
         stored.chunks.iter().filter_map(move |it| {
             let common = overlap(&it.chunk, chunk)?;
-            Some((files[it.item.file as usize], volume(&common) * stored.dtype.bytes()))
+            Some((checkpoint.file_name(it.item.file), volume(&common) * stored.dtype.bytes()))
         })
     }
 
@@ -425,7 +427,7 @@ impl Matching<'_> {
                 res.push(step);
                 continue;
             }
-            let step = number(self.checkpoint, &key, stored)? as u64;
+            let step = count(self.checkpoint, &key, stored)?;
             last = item.map(|it| (it, step));
             res.push(step);
         }
@@ -484,7 +486,7 @@ impl Matching<'_> {
             self.warnings.push(format!(
                 "{} of the checkpoint, like `{first}`, have no use in this plan: it has another recipe, or \
                  scales that vary over another mesh",
-                count(unused.len(), "state")
+                numbered(unused.len(), "state")
             ));
         }
     }
@@ -500,7 +502,12 @@ impl Matching<'_> {
 }
 
 impl Files {
-    /// A count; an int64 exactly.
+    fn count(&self, key: &str) -> Result<Option<u64>, RunError> {
+        let stored = self.checkpoint.tensor(key);
+        stored.map(|it| count(&self.checkpoint, key, it)).transpose()
+    }
+
+    /// 64 bits of an int64, which may be those of a seed; of other types, a number.
     fn integer(&self, key: &str) -> Result<Option<u64>, RunError> {
         let Some(stored) = self.checkpoint.tensor(key) else { return Ok(None) };
         if stored.dtype != StoredType::I64 || !stored.shape.is_empty() {
@@ -629,6 +636,19 @@ pub(super) fn volume(chunk: &Chunk) -> u64 {
     chunk.sizes.iter().product()
 }
 
+/// Steps or samples up to which f64 counts; no run gets there.
+const MOST: f64 = (1u64 << 53) as f64;
+
+/// A tensor of one number, which counts steps or samples.
+fn count(checkpoint: &Checkpoint, key: &str, stored: &StoredTensor) -> Result<u64, RunError> {
+    let found = number(checkpoint, key, stored)?;
+    if (0.0..=MOST).contains(&found) {
+        return Ok(found as u64);
+    }
+    let problems = vec![LoadProblem::Count { key: key.to_string(), found: found.to_string() }];
+    Err(RunError::LoadMismatch { path: checkpoint.path().to_path_buf(), problems })
+}
+
 /// A tensor of one number.
 fn number(checkpoint: &Checkpoint, key: &str, stored: &StoredTensor) -> Result<f64, RunError> {
     let wrong = |found| RunError::LoadMismatch {
@@ -694,7 +714,7 @@ fn allows(globs: &[String], key: &str) -> bool {
 }
 
 /// `1 state`, `3 states`.
-fn count(n: usize, what: &str) -> String {
+fn numbered(n: usize, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
