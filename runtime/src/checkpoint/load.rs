@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use checkpoint::hf::convert::{convert, effect};
 use checkpoint::pickle::Value;
 use checkpoint::save::{Number, Position, hyper_parameters, schedule_numbers};
 use checkpoint::{Checkpoint, StoredTensor, StoredType, overlap};
-use half::{bf16, f16};
 use ir::DType;
 use ir::checkpoint::{CheckpointLayout, Entry, Kind, Source};
 use ir::model::glob;
@@ -404,11 +404,9 @@ impl Matching<'_> {
             self.problems.push(LoadProblem::Shape { key, found, expected });
             return;
         }
-        let expected = StoredType::from(entry.ty.dtype);
-        if stored.dtype != expected
-            && !(self.options.cast && is_float(stored.dtype, entry.ty.dtype))
-        {
-            let (found, can_cast) = (stored.dtype, is_float(stored.dtype, entry.ty.dtype));
+        let (found, expected) = (stored.dtype, StoredType::from(entry.ty.dtype));
+        let can_cast = effect(found, expected).is_some();
+        if found != expected && !(self.options.cast && can_cast) {
             self.problems.push(LoadProblem::Type { key, found, expected, can_cast });
         }
     }
@@ -545,7 +543,7 @@ impl Files {
         } else {
             raw.resize((volume(chunk) * stored.dtype.bytes()) as usize, 0);
             self.checkpoint.read(key, chunk, raw)?;
-            convert(stored.dtype, raw, dtype, out);
+            convert(stored.dtype, dtype.into(), raw, out);
         }
         others.iter().try_for_each(|it| same_as(self, it, chunk, key))
     }
@@ -673,39 +671,6 @@ fn number(checkpoint: &Checkpoint, key: &str, stored: &StoredTensor) -> Result<f
         StoredType::I32 => Ok(i32::from_le_bytes(four()).into()),
         StoredType::F32 => Ok(f32::from_le_bytes(four()).into()),
         it => Err(wrong(it.to_string())),
-    }
-}
-
-/// Whether numbers of one type can be rounded to the other.
-fn is_float(from: StoredType, to: DType) -> bool {
-    let float = [StoredType::F64, StoredType::F32, StoredType::F16, StoredType::Bf16];
-    float.contains(&from) && matches!(to, DType::F32 | DType::Bf16)
-}
-
-/// Rounds numbers to f32 and that to another type, to nearest, ties to even.
-fn convert(from: StoredType, raw: &[u8], to: DType, out: &mut [u8]) {
-    match from {
-        StoredType::F64 => each(raw, |it| f64::from_le_bytes(it) as f32, to, out),
-        StoredType::F32 => each(raw, f32::from_le_bytes, to, out),
-        StoredType::F16 => each(raw, |it| f16::from_le_bytes(it).to_f32(), to, out),
-        StoredType::Bf16 => each(raw, |it| bf16::from_le_bytes(it).to_f32(), to, out),
-        _ => unreachable!("other types are refused before"),
-    }
-}
-
-fn each<const N: usize>(raw: &[u8], value: impl Fn([u8; N]) -> f32, to: DType, out: &mut [u8]) {
-    let values = raw.as_chunks::<N>().0.iter().map(|&it| value(it));
-    match to {
-        DType::F32 => {
-            let out = out.as_chunks_mut::<4>().0;
-            out.iter_mut().zip(values).for_each(|(out, it)| *out = it.to_le_bytes());
-        }
-        DType::Bf16 => {
-            let out = out.as_chunks_mut::<2>().0;
-            let round = |it| bf16::from_f32(it).to_le_bytes();
-            out.iter_mut().zip(values).for_each(|(out, it)| *out = round(it));
-        }
-        DType::I32 | DType::E4M3 | DType::E5M2 => unreachable!("refused before"),
     }
 }
 
