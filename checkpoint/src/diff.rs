@@ -52,7 +52,7 @@ impl Diff {
     }
 }
 
-/// Bytes of a tensor that are compared at a time.
+/// Bytes of a tensor that are read at a time.
 const BLOCK: u64 = 16 << 20;
 
 /// Compares what `wanted` keys stand for.
@@ -133,7 +133,7 @@ fn values(
 }
 
 /// Boxes in row-major order of some [`BLOCK`] bytes, which make up a tensor.
-fn blocks(shape: &[u64], unit: u64) -> impl Iterator<Item = Chunk> {
+pub(crate) fn blocks(shape: &[u64], unit: u64) -> impl Iterator<Item = Chunk> {
     // The dim in which blocks are cut: what is inside of one of its indices fits a block.
     let mut inside = unit;
     let mut dim = shape.len();

@@ -20,9 +20,9 @@ use std::path::Path;
 
 use ir::placement::{Chunk, LocalBox};
 use serde::Deserialize;
-use smallvec::SmallVec;
 
 use crate::archive::{object_item, tensor_item_len};
+use crate::diff::blocks;
 use crate::dtype::StoredType;
 use crate::error::CheckpointError;
 use crate::hf::TransferError;
@@ -30,7 +30,7 @@ use crate::hf::write::{Entry, SafetensorsFile, sort};
 use crate::metadata::{
     Encoding, Item, Metadata, PathPart, StoredChunk, StoredObject, StoredTensor,
 };
-use crate::open::Checkpoint;
+use crate::open::{Checkpoint, whole};
 use crate::pickle::Value;
 use crate::save::folder::{StepFolder, file_name};
 use crate::save::{Content, FileItem, ShardFile};
@@ -140,10 +140,6 @@ impl Writer {
         metadata.write(&mut index).expect("memory takes what is written");
         folder.0.commit(&index, None)
     }
-}
-
-fn whole(shape: &[u64]) -> Chunk {
-    Chunk { offsets: SmallVec::from_elem(0, shape.len()), sizes: shape.into() }
 }
 
 /// What was moved.
@@ -264,25 +260,15 @@ fn bands(
     mut put: impl FnMut(&[u8]) -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
     let tensor = source.tensor(key).expect("what is read was looked up");
-    let (rows, unit) = (tensor.shape.first().copied().unwrap_or(1), tensor.dtype.bytes());
-    let row = tensor.shape.iter().skip(1).product::<u64>() * unit;
-    let step = (BAND / row.max(1)).clamp(1, rows.max(1));
+    let unit = tensor.dtype.bytes();
     let mut data = Vec::new();
-    for at in (0..rows).step_by(step as usize) {
-        let mut chunk = whole(&tensor.shape);
-        let n = step.min(rows - at);
-        if let (Some(offset), Some(size)) = (chunk.offsets.first_mut(), chunk.sizes.first_mut()) {
-            (*offset, *size) = (at, n);
-        }
-        data.resize((n * row) as usize, 0);
-        source.read(key, &chunk, &mut data)?;
+    for block in blocks(&tensor.shape, unit) {
+        data.resize((block.sizes.iter().product::<u64>() * unit) as usize, 0);
+        source.read(key, &block, &mut data)?;
         put(&data)?;
     }
     Ok(())
 }
-
-/// What is read at once.
-const BAND: u64 = 16 << 20;
 
 /// The step that a checkpoint is of; 0 if it does not say.
 fn step(source: &Checkpoint) -> Result<u64, CheckpointError> {

@@ -15,7 +15,7 @@
 //! (an item), [`metadata`] (the index), [`sums`] (checksums beside the items); then [`Checkpoint`], which
 //! reads any layout that PyTorch writes, [`verify`] and [`diff`]; [`hf`] and [`full`], which convert, by a
 //! [`mapping`]. Nothing in a file is trusted: no input makes this crate panic, run code, or allocate more
-//! than the size of the file, or of what the caller asks for, explains.
+//! than the size of the file, of what the caller asks for, or of the box of an item that is compressed, explains.
 
 pub mod archive;
 mod copy;

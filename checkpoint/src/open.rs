@@ -138,6 +138,11 @@ impl Checkpoint {
         self.files.iter().map(|it| it.name.as_str())
     }
 
+    /// The name of one of them.
+    pub fn file_name(&self, file: u32) -> &str {
+        &self.files[file as usize].name
+    }
+
     /// What the index says that cannot be; [`crate::verify`] reports it with all else.
     pub fn problems(&self) -> &[String] {
         &self.problems
@@ -211,8 +216,11 @@ impl Checkpoint {
         Ok(out)
     }
 
-    /// Whether the boxes of a tensor make it up.
-    pub(crate) fn check_cover(&self, key: &str) -> Result<(), CheckpointError> {
+    /// Whether the boxes of a tensor make it up: whoever reads it hears the same.
+    ///
+    /// # Errors
+    /// If some element is in no box, or in several.
+    pub fn check_cover(&self, key: &str) -> Result<(), CheckpointError> {
         let Some(Entry { tensor, cover }) = self.tensors.get(key) else { return Ok(()) };
         let boxes = || tensor.chunks.iter().map(|it| &it.chunk);
         cover.get_or_init(|| cover::check(&tensor.shape, boxes())).clone().map_err(|it| {

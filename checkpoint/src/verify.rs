@@ -72,11 +72,10 @@ pub fn verify(checkpoint: &Checkpoint) -> Report {
     }
     let items = items(checkpoint);
     let files: BTreeSet<u32> = items.iter().map(|it| it.0.file).collect();
-    let names: Vec<&str> = checkpoint.files().collect();
     let mut side = FxHashMap::default();
     let mut missing = BTreeSet::new();
     for &file in &files {
-        let name = names[file as usize];
+        let name = checkpoint.file_name(file);
         match checkpoint.map_file(file) {
             Ok(_) => {
                 let sums = read_sums(checkpoint, name).unwrap_or_else(|it| {
@@ -108,7 +107,7 @@ pub fn verify(checkpoint: &Checkpoint) -> Report {
             }
             let sums = side.get(&item.file);
             if let Err(it) = check_item(checkpoint, item, owners, sums) {
-                let problem = Problem::of(checkpoint, it, names[item.file as usize]);
+                let problem = Problem::of(checkpoint, it, checkpoint.file_name(item.file));
                 found.lock().unwrap_or_else(|it| it.into_inner()).push((at, problem));
             }
         }
@@ -182,8 +181,7 @@ fn overlaps(
             let (key, other) = (owners[0].key, others[0].key);
             let why = format!("the item ends at byte {end}, within that of `{other}`");
             let error = checkpoint.in_item(Broken::at(0, why), key, a);
-            let name = checkpoint.files().nth(a.file as usize).unwrap_or_default();
-            problems.push(Problem::of(checkpoint, error, name));
+            problems.push(Problem::of(checkpoint, error, checkpoint.file_name(a.file)));
         }
     }
 }

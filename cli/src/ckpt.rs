@@ -114,7 +114,7 @@ pub fn failure(error: &CheckpointError) -> Box<Failure> {
 }
 
 /// Text out of a file, without what would move the cursor of a terminal.
-fn clean(text: &str) -> String {
+pub fn clean(text: &str) -> String {
     let char = |it: char| match it.is_control() {
         true => it.escape_default().to_string(),
         false => it.to_string(),

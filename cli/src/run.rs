@@ -14,6 +14,7 @@ use runtime::{
 };
 use serde_json::json;
 
+use crate::ckpt::clean;
 use crate::input::{self, PlanArgs};
 use crate::place::PlaceArgs;
 use crate::report::{Failure, Format, Outcome, Ui, print_aside, print_progress};
@@ -132,7 +133,9 @@ pub fn failure(error: &RunError, input: &Path) -> Box<Failure> {
         let message = format!("cannot {doing} `{}`: {}", path.display(), input::reason(why));
         return Failure::new(error.code(), message);
     }
-    let message = input::without_errno(&error.to_string());
+    // Keys are text out of files.
+    let lines: Vec<String> = error.to_string().lines().map(clean).collect();
+    let message = input::without_errno(&lines.join("\n"));
     // What would fix it is the last part of the message.
     match message.rsplit_once("; ") {
         Some((what, fix)) => Failure::new(error.code(), what).help(fix),
@@ -191,7 +194,7 @@ impl<'a> Log<'a> {
             Event::Loaded(report) => self.loaded(report),
             Event::Step(report) => self.step(report),
             Event::Saved(report) => self.saved(report),
-            Event::Warning(text) => self.warn(text),
+            Event::Warning(text) => self.warn(&clean(text)),
         }
     }
 

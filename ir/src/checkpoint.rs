@@ -1,6 +1,6 @@
-//! `CheckpointLayout`: what of a plan's state is saved, under which keys, and who writes which part.
+//! `CheckpointLayout`: what of a plan's state is saved, under which keys, and which coordinate writes which part.
 //!
-//! A pure function of the plan, of its parameters' order and not of its ranks. Which state belongs to
+//! A pure function of the plan and the order of its parameters; it does not grow with the mesh. Which state belongs to
 //! which parameter, and what each group of parameters is trained with, is read off the optimizer's
 //! instructions; names are never parsed. Keys are those of PyTorch's `get_state_dict`:
 //!
@@ -334,11 +334,8 @@ fn not_saved(plan: &Plan) -> FxHashSet<Buffer> {
 fn together(plan: &Plan) -> FxHashMap<Buffer, u32> {
     let mut sets = Sets::default();
     for (_, instruction) in plan.timeline(&PlanSection::ALL) {
-        match instruction {
-            Instruction::Compute { op: Op::DelayedUpdate(_), args, results, .. } => {
-                sets.join(plan, args.iter().chain(results));
-            }
-            _ => continue,
+        if let Instruction::Compute { op: Op::DelayedUpdate(_), args, results, .. } = instruction {
+            sets.join(plan, args.iter().chain(results));
         }
     }
     for instruction in plan.section(PlanSection::Prepare) {

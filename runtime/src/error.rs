@@ -576,6 +576,14 @@ pub enum LoadProblem {
         /// Whether one can be rounded to the other.
         can_cast: bool,
     },
+    /// What should count steps or samples.
+    #[error("`{key}` is {found} and must be a count, from 0 to 2^53")]
+    Count {
+        /// Its key.
+        key: String,
+        /// What it is.
+        found: String,
+    },
     /// What should be one number.
     #[error("`{key}` is {found} and must be one number")]
     Number {

@@ -113,7 +113,7 @@ type Job = Box<dyn FnOnce(&mut Rank) + Send>;
 pub(crate) struct Rank {
     plan: Arc<Plan>,
     pub(crate) bound: Arc<BoundPlan>,
-    control: Arc<dyn Control>,
+    pub(crate) control: Arc<dyn Control>,
     pub(crate) backend: Box<dyn Backend>,
     /// Boxes of tensors that the plan has no use for, to be saved again.
     pub(crate) kept: Vec<Vec<(Chunk, Vec<u8>)>>,

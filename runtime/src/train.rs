@@ -16,7 +16,7 @@ use crate::checkpoint::load::{LoadOptions, LoadReport, Loaded};
 use crate::checkpoint::save::{SaveOptions, SaveReport, Saved, Saver, run_id};
 use crate::data::{Data, TokenWidth};
 use crate::error::RunError;
-use crate::launch::Hosted;
+use crate::launch::{Hosted, HostedRank};
 use crate::place::Place;
 use crate::session::{Session, SessionOptions, StepReport};
 use crate::weights::Weights;
@@ -151,6 +151,9 @@ impl Start {
             }
         };
         let loaded = options.load.as_ref().map(|it| Loaded::open(plan, it)).transpose()?;
+        if let Some(it) = loaded.as_ref().filter(|_| !first.threads) {
+            agree(first, it)?;
+        }
         let saved = loaded.as_ref().and_then(|it| it.seed);
         let seed = options.seed.or(saved).unwrap_or(plan.run.seed);
         let position = match &loaded {
@@ -172,6 +175,21 @@ impl Start {
             Some(it) => Ok(it.layout.clone()),
             None => Ok(CheckpointLayout::of(plan)?),
         }
+    }
+}
+
+/// An error, unless this rank has opened the checkpoint of rank 0: `latest` may name another one to a machine
+/// that sees the folder late.
+fn agree(rank: &HostedRank, loaded: &Loaded) -> Result<(), RunError> {
+    let own = format!("step {}, sample {}", loaded.step, loaded.sample);
+    let sent = rank.control.broadcast((rank.rank == 0).then(|| own.clone().into_bytes()))?;
+    let first = String::from_utf8_lossy(&sent);
+    match first == own {
+        true => Ok(()),
+        false => Err(RunError::RanksDiffer {
+            who: format!("rank {} and rank 0 differ", rank.rank),
+            differences: vec![format!("checkpoints of {own} and of {first}")],
+        }),
     }
 }
 

@@ -32,6 +32,25 @@ fn leftovers_of_runs_that_ended_are_removed() {
     assert_eq!(names(&folder), [".step-8.0badcafe.other", "latest", "step-1"]);
 }
 
+/// Where a file system cannot swap folders, a process may end while the checkpoint that it replaces is aside.
+#[test]
+fn a_checkpoint_that_was_aside_goes_back() {
+    let root = folder("aside");
+    for (step, aside) in [("step-7", ".step-7.0badcafe.tmp.tmp"), ("", ".step-8.0badcafe.tmp.tmp")]
+    {
+        fs::create_dir_all(root.join(aside)).unwrap();
+        fs::write(root.join(aside).join(".metadata"), "before").unwrap();
+        if !step.is_empty() {
+            fs::create_dir(root.join(step)).unwrap();
+            fs::write(root.join(step).join(".metadata"), "after").unwrap();
+        }
+    }
+    StepFolder::new(&root, 9, "c0ffee00").remove_leftovers().unwrap();
+    assert_eq!(names(&root), ["step-7", "step-8"]);
+    let index = |step: &str| fs::read_to_string(root.join(step).join(".metadata")).unwrap();
+    assert_eq!([index("step-7"), index("step-8")], ["after", "before"]);
+}
+
 /// The same step again replaces what was there.
 #[test]
 fn a_step_is_saved_again() {

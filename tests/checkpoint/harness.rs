@@ -123,14 +123,7 @@ pub fn state(session: &Session) -> BTreeMap<String, Vec<u32>> {
 /// The bytes of a tensor of a checkpoint.
 #[track_caller]
 pub fn tensor(checkpoint: &Checkpoint, key: &str) -> Vec<u8> {
-    let stored = checkpoint.tensor(key).unwrap_or_else(|| panic!("there is no `{key}`"));
-    let whole = ir::placement::Chunk {
-        offsets: stored.shape.iter().map(|_| 0).collect(),
-        sizes: stored.shape.iter().copied().collect(),
-    };
-    let mut res = vec![0; stored.bytes() as usize];
-    checkpoint.read(key, &whole, &mut res).unwrap();
-    res
+    checkpoint.read_all(key).unwrap_or_else(|it| panic!("{it}"))
 }
 
 /// A hyper-parameter of a group.

@@ -181,6 +181,39 @@ fn the_data_goes_on_where_it_was() {
     assert_eq!(tensor(&checkpoint, "planc.seed"), 1234i64.to_le_bytes());
 }
 
+/// A number that no run writes is an error, and not a step after 2^64.
+#[test]
+fn a_step_that_cannot_be_is_refused() {
+    let folder = save("bad_step", SMALL, "1", &[], 1);
+    let item = Checkpoint::open(&folder).unwrap().tensor("planc.step").unwrap().chunks[0].item;
+    let path = folder.join("step-1/__0_0.distcp");
+    let mut bytes = std::fs::read(&path).unwrap();
+    let start = item.offset as usize;
+    let archived = &bytes[start..start + item.len as usize];
+    let at = start + checkpoint::archive::read_tensor(archived).unwrap().record.at as usize;
+    bytes[at..at + 8].copy_from_slice(&(-1i64).to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    let error = refused(&compile(SMALL, "1", &[]), loading(&folder).unwrap());
+    assert_eq!(problems(error), ["`planc.step` is -1 and must be a count, from 0 to 2^53"]);
+}
+
+/// A part that the index lacks is found before anything is read.
+#[test]
+fn a_box_that_is_missing_is_found_first() {
+    let folder = save("hole", SMALL, "2", &[], 1);
+    let path = folder.join("step-1/.metadata");
+    let mut index = checkpoint::Metadata::read(&std::fs::read(&path).unwrap()).unwrap();
+    let key = "model.layers.0.mlp.up_proj.weight";
+    assert!(index.tensors.get_mut(key).unwrap().chunks.pop().is_some());
+    let mut bytes = Vec::new();
+    index.write(&mut bytes).unwrap();
+    std::fs::write(&path, bytes).unwrap();
+    let opened = runtime::Reshard::open(&compile(SMALL, "1", &[]), &loading(&folder).unwrap());
+    let error = opened.err().unwrap();
+    assert_eq!(error.code(), "PL0708", "{error}");
+    assert!(error.to_string().contains(key), "{error}");
+}
+
 /// What PyTorch's `AdamW.state_dict()` has, by name and type.
 #[test]
 fn hyper_parameters_are_those_of_pytorch() {

@@ -1,4 +1,4 @@
-//! Floats of one type as another, rounded to nearest, ties to even.
+//! Floats of one type as another, rounded to nearest, ties to even; f64 goes through f32, as in PyTorch.
 
 use half::{bf16, f16};
 
@@ -55,8 +55,12 @@ pub fn convert(from: StoredType, to: StoredType, bytes: &[u8], out: &mut [u8]) {
             map(bytes, out, |it| bf16::from_f32(f16::from_le_bytes(it).to_f32()).to_le_bytes())
         }
         (F64, F32) => map(bytes, out, |it| (f64::from_le_bytes(it) as f32).to_le_bytes()),
-        (F64, Bf16) => map(bytes, out, |it| bf16::from_f64(f64::from_le_bytes(it)).to_le_bytes()),
-        (F64, F16) => map(bytes, out, |it| f16::from_f64(f64::from_le_bytes(it)).to_le_bytes()),
+        (F64, Bf16) => {
+            map(bytes, out, |it| bf16::from_f32(f64::from_le_bytes(it) as f32).to_le_bytes())
+        }
+        (F64, F16) => {
+            map(bytes, out, |it| f16::from_f32(f64::from_le_bytes(it) as f32).to_le_bytes())
+        }
         _ => unreachable!("{from} is not converted to {to}"),
     }
 }

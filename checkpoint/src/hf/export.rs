@@ -25,6 +25,7 @@ use crate::error::CheckpointError;
 use crate::mapping::{Blocks, Mapping};
 use crate::metadata::{Item, StoredTensor};
 use crate::open::Checkpoint;
+use crate::save::folder::write_synced;
 
 /// What stands before the name of a parameter.
 const MODEL: &str = "model.";
@@ -318,6 +319,5 @@ impl Export<'_> {
 }
 
 fn write_json(path: &Path, value: &Value) -> Result<(), CheckpointError> {
-    let text = format!("{value:#}\n");
-    fs::write(path, text).map_err(|it| CheckpointError::io("write", path, &it))
+    write_synced(path, format!("{value:#}\n").as_bytes())
 }

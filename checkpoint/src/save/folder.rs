@@ -91,12 +91,20 @@ impl StepFolder {
         fs::create_dir_all(&path).map_err(|it| CheckpointError::io("create", &path, &it))
     }
 
-    /// Removes what saves that came to nothing left behind, of this run and of others.
+    /// Removes what saves that came to nothing left behind, of this run and of others; but a checkpoint that
+    /// was aside when its process ended goes back.
     pub fn remove_leftovers(&self) -> Result<(), CheckpointError> {
         for name in names(&self.root)? {
             let path = self.root.join(&name);
-            let left = name.starts_with(".step-") && name.ends_with(".tmp");
-            if left && path != self.temporary() {
+            let Some(inner) = name.strip_prefix('.').and_then(|it| it.strip_suffix(".tmp")) else {
+                continue;
+            };
+            let step = inner.split('.').next().unwrap_or_default();
+            let target = self.root.join(step);
+            if inner.ends_with(".tmp") && step_of(step).is_some() && !target.exists() {
+                fs::rename(&path, &target)
+                    .map_err(|it| CheckpointError::io("rename", &path, &it))?;
+            } else if inner.starts_with("step-") && path != self.temporary() {
                 remove(&path)?;
             }
         }
@@ -223,18 +231,25 @@ pub fn wait_for_ranks(
     }
 }
 
-/// As [`wait_for_ranks`], for ranks that wait for rank 0.
+/// As [`wait_for_ranks`], for ranks that wait for rank 0, which itself waits for others.
 pub fn wait_for_commit(
     folder: &StepFolder,
     n_ranks: u64,
     limit: Duration,
     ended: &dyn Fn() -> Option<String>,
 ) -> Result<(), Progress> {
-    let since = Instant::now();
+    let (mut last, mut since) = (usize::MAX, Instant::now());
     let mut pause = Duration::from_millis(1);
     loop {
         if let Some(it) = folder.outcome(n_ranks) {
             return it;
+        }
+        let waiting = match folder.progress(n_ranks) {
+            Ok(Progress::Waiting(it)) => it.len(),
+            _ => 0,
+        };
+        if waiting < last {
+            (last, since) = (waiting, Instant::now());
         }
         if let Some(why) = ended() {
             return Err(Progress::Failed { rank: 0, why });
@@ -264,7 +279,8 @@ fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
     synced.map_err(|it| CheckpointError::io("write", path, &it))
 }
 
-/// Swaps two folders in one step, where the file system can; else in two.
+/// Swaps two folders in one step, where the file system can. Else (NFS) `b` is aside for a moment, under a name that
+/// [`StepFolder::remove_leftovers`] knows.
 fn exchange(a: &Path, b: &Path) -> Result<(), CheckpointError> {
     if renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE).is_ok() {
         return Ok(());
@@ -276,7 +292,7 @@ fn exchange(a: &Path, b: &Path) -> Result<(), CheckpointError> {
         fs::rename(from, to).map_err(|it| CheckpointError::io("rename", from, &it))
     };
     rename(b, &aside)?;
-    rename(a, b)?;
+    rename(a, b).inspect_err(|_| _ = rename(&aside, b))?;
     rename(&aside, a)
 }
 

@@ -102,11 +102,10 @@ impl View {
 
 impl TensorView {
     fn of(checkpoint: &Checkpoint, key: &str, tensor: &StoredTensor) -> Outcome<TensorView> {
-        let files: Vec<&str> = checkpoint.files().collect();
         let boxes = tensor.chunks.iter().map(|it| BoxView {
             offsets: it.chunk.offsets.to_vec(),
             sizes: it.chunk.sizes.to_vec(),
-            file: files[it.item.file as usize].to_string(),
+            file: checkpoint.file_name(it.item.file).to_string(),
             at: it.item.offset,
             len: it.item.len,
             text: box_text(&it.chunk),

@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use checkpoint::hf::convert::{convert, effect};
 use checkpoint::pickle::Value;
 use checkpoint::save::{Number, Position, hyper_parameters, schedule_numbers};
 use checkpoint::{Checkpoint, StoredTensor, StoredType, overlap};
-use half::{bf16, f16};
 use ir::DType;
 use ir::checkpoint::{CheckpointLayout, Entry, Kind, Source};
 use ir::model::glob;
@@ -117,6 +117,7 @@ impl Loaded {
         if !problems.is_empty() {
             return Err(RunError::LoadMismatch { path: checkpoint.path().to_path_buf(), problems });
         }
+        keys.iter().flatten().try_for_each(|it| checkpoint.check_cover(it))?;
         let mut res = Loaded {
             layout,
             step: 0,
@@ -147,12 +148,14 @@ impl Loaded {
                  the steps of all together, from {max}"
             ));
         }
-        let step = self.source.integer("planc.step")?;
+        let step = self.source.count("planc.step")?;
         self.step = step.or(steps.iter().max().copied()).unwrap_or(0);
-        self.sample = self.source.integer("planc.sample")?.unwrap_or(self.step * batch);
+        let sample = self.source.count("planc.sample")?;
+        self.sample = sample.unwrap_or_else(|| self.step.saturating_mul(batch));
         self.seed = self.source.integer("planc.seed")?;
-        if !self.sample.is_multiple_of(batch) {
-            let next = self.sample.next_multiple_of(batch);
+        if let Some(next) =
+            self.sample.checked_next_multiple_of(batch).filter(|&it| it != self.sample)
+        {
             self.warnings.push(format!(
                 "the next sample is {}, which batches of {batch} do not begin at; going on with sample {next}",
                 self.sample
@@ -248,10 +251,9 @@ impl Loaded {
     ) -> impl Iterator<Item = (&'a str, u64)> {
         let Files { checkpoint, keys } = &*self.source;
         let stored = checkpoint.tensor(&keys[entry][0]).expect("it was found there");
-        let files: Vec<&str> = checkpoint.files().collect();
         stored.chunks.iter().filter_map(move |it| {
             let common = overlap(&it.chunk, chunk)?;
-            Some((files[it.item.file as usize], volume(&common) * stored.dtype.bytes()))
+            Some((checkpoint.file_name(it.item.file), volume(&common) * stored.dtype.bytes()))
         })
     }
 
@@ -402,11 +404,9 @@ impl Matching<'_> {
             self.problems.push(LoadProblem::Shape { key, found, expected });
             return;
         }
-        let expected = StoredType::from(entry.ty.dtype);
-        if stored.dtype != expected
-            && !(self.options.cast && is_float(stored.dtype, entry.ty.dtype))
-        {
-            let (found, can_cast) = (stored.dtype, is_float(stored.dtype, entry.ty.dtype));
+        let (found, expected) = (stored.dtype, StoredType::from(entry.ty.dtype));
+        let can_cast = effect(found, expected).is_some();
+        if found != expected && !(self.options.cast && can_cast) {
             self.problems.push(LoadProblem::Type { key, found, expected, can_cast });
         }
     }
@@ -425,7 +425,7 @@ impl Matching<'_> {
                 res.push(step);
                 continue;
             }
-            let step = number(self.checkpoint, &key, stored)? as u64;
+            let step = count(self.checkpoint, &key, stored)?;
             last = item.map(|it| (it, step));
             res.push(step);
         }
@@ -484,7 +484,7 @@ impl Matching<'_> {
             self.warnings.push(format!(
                 "{} of the checkpoint, like `{first}`, have no use in this plan: it has another recipe, or \
                  scales that vary over another mesh",
-                count(unused.len(), "state")
+                numbered(unused.len(), "state")
             ));
         }
     }
@@ -500,7 +500,12 @@ impl Matching<'_> {
 }
 
 impl Files {
-    /// A count; an int64 exactly.
+    fn count(&self, key: &str) -> Result<Option<u64>, RunError> {
+        let stored = self.checkpoint.tensor(key);
+        stored.map(|it| count(&self.checkpoint, key, it)).transpose()
+    }
+
+    /// 64 bits of an int64, which may be those of a seed; of other types, a number.
     fn integer(&self, key: &str) -> Result<Option<u64>, RunError> {
         let Some(stored) = self.checkpoint.tensor(key) else { return Ok(None) };
         if stored.dtype != StoredType::I64 || !stored.shape.is_empty() {
@@ -538,7 +543,7 @@ impl Files {
         } else {
             raw.resize((volume(chunk) * stored.dtype.bytes()) as usize, 0);
             self.checkpoint.read(key, chunk, raw)?;
-            convert(stored.dtype, raw, dtype, out);
+            convert(stored.dtype, dtype.into(), raw, out);
         }
         others.iter().try_for_each(|it| same_as(self, it, chunk, key))
     }
@@ -629,6 +634,19 @@ pub(super) fn volume(chunk: &Chunk) -> u64 {
     chunk.sizes.iter().product()
 }
 
+/// Steps or samples up to which f64 counts; no run gets there.
+const MOST: f64 = (1u64 << 53) as f64;
+
+/// A tensor of one number, which counts steps or samples.
+fn count(checkpoint: &Checkpoint, key: &str, stored: &StoredTensor) -> Result<u64, RunError> {
+    let found = number(checkpoint, key, stored)?;
+    if (0.0..=MOST).contains(&found) {
+        return Ok(found as u64);
+    }
+    let problems = vec![LoadProblem::Count { key: key.to_string(), found: found.to_string() }];
+    Err(RunError::LoadMismatch { path: checkpoint.path().to_path_buf(), problems })
+}
+
 /// A tensor of one number.
 fn number(checkpoint: &Checkpoint, key: &str, stored: &StoredTensor) -> Result<f64, RunError> {
     let wrong = |found| RunError::LoadMismatch {
@@ -656,45 +674,12 @@ fn number(checkpoint: &Checkpoint, key: &str, stored: &StoredTensor) -> Result<f
     }
 }
 
-/// Whether numbers of one type can be rounded to the other.
-fn is_float(from: StoredType, to: DType) -> bool {
-    let float = [StoredType::F64, StoredType::F32, StoredType::F16, StoredType::Bf16];
-    float.contains(&from) && matches!(to, DType::F32 | DType::Bf16)
-}
-
-/// Rounds numbers to f32 and that to another type, to nearest, ties to even.
-fn convert(from: StoredType, raw: &[u8], to: DType, out: &mut [u8]) {
-    match from {
-        StoredType::F64 => each(raw, |it| f64::from_le_bytes(it) as f32, to, out),
-        StoredType::F32 => each(raw, f32::from_le_bytes, to, out),
-        StoredType::F16 => each(raw, |it| f16::from_le_bytes(it).to_f32(), to, out),
-        StoredType::Bf16 => each(raw, |it| bf16::from_le_bytes(it).to_f32(), to, out),
-        _ => unreachable!("other types are refused before"),
-    }
-}
-
-fn each<const N: usize>(raw: &[u8], value: impl Fn([u8; N]) -> f32, to: DType, out: &mut [u8]) {
-    let values = raw.as_chunks::<N>().0.iter().map(|&it| value(it));
-    match to {
-        DType::F32 => {
-            let out = out.as_chunks_mut::<4>().0;
-            out.iter_mut().zip(values).for_each(|(out, it)| *out = it.to_le_bytes());
-        }
-        DType::Bf16 => {
-            let out = out.as_chunks_mut::<2>().0;
-            let round = |it| bf16::from_f32(it).to_le_bytes();
-            out.iter_mut().zip(values).for_each(|(out, it)| *out = round(it));
-        }
-        DType::I32 | DType::E4M3 | DType::E5M2 => unreachable!("refused before"),
-    }
-}
-
 fn allows(globs: &[String], key: &str) -> bool {
     globs.iter().any(|it| glob(it, key))
 }
 
 /// `1 state`, `3 states`.
-fn count(n: usize, what: &str) -> String {
+fn numbered(n: usize, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 

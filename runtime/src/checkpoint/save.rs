@@ -162,8 +162,7 @@ impl Saver {
         is_last: bool,
         told: &mut dyn FnMut(Saved),
     ) -> Result<(), RunError> {
-        let busy = self.pending.as_ref().is_some_and(|it| !it.is_finished());
-        if busy && self.options.busy == Busy::Skip && !is_last {
+        if self.options.busy == Busy::Skip && !is_last && self.is_busy(session)? {
             told(Saved::Skipped(position.step));
             return Ok(());
         }
@@ -198,6 +197,20 @@ impl Saver {
         let thread = thread.map_err(|it| RunError::write(&self.work.folder, &it))?;
         self.pending = Some(thread);
         Ok(())
+    }
+
+    /// Whether the save before is still under way, as rank 0 sees it: others hear a little later that it is
+    /// over, and a file that some leave out would be waited for.
+    fn is_busy(&self, session: &Session) -> Result<bool, RunError> {
+        let busy = self.pending.as_ref().is_some_and(|it| !it.is_finished());
+        if self.work.is_alone() {
+            return Ok(busy);
+        }
+        let said = session.on_all(move |rank| {
+            let first = rank.bound.rank == 0;
+            rank.control.broadcast(first.then(|| vec![busy.into()]))
+        })?;
+        Ok(said[0] == [1])
     }
 
     /// Waits for what is being written.
@@ -244,6 +257,9 @@ impl Saver {
             let index = rank.bound.rank.saturating_sub(first) as usize;
             let mut bytes = std::mem::take(&mut *crate::comm::control::lock(&spare[index]));
             bytes.clear();
+            let len: u64 = items.iter().map(|it| data_of(&layout, it).1).sum();
+            // No more than that: it is kept for the next save.
+            bytes.reserve_exact(len as usize);
             for item in &items {
                 rank.read_item(&layout, item, &mut |these| -> Result<(), RunError> {
                     bytes.extend_from_slice(these);
@@ -287,6 +303,11 @@ impl Drop for Saver {
 impl Work {
     fn is_first(&self) -> bool {
         self.here[0] == 0
+    }
+
+    /// Whether all ranks are in this process.
+    fn is_alone(&self) -> bool {
+        self.here.len() as u64 == self.n_ranks
     }
 
     fn start(&self, folder: &StepFolder) -> Result<(), CheckpointError> {
@@ -347,9 +368,8 @@ impl Work {
         position: &Position,
         written: Result<(), (u64, CheckpointError)>,
     ) -> Result<(), RunError> {
-        let alone = self.here.len() as u64 == self.n_ranks;
         let failed = |rank: u64, why: String| {
-            if self.is_first() && alone {
+            if self.is_alone() {
                 folder.abandon();
             } else {
                 folder.fail(rank, &why);
