@@ -3,8 +3,8 @@
 usage: bench/checkpoint.py FOLDER [ROUNDS]        FOLDER is made, on the disk to measure, and removed
 
 Two ranks on both sides, of the same tensors; fsync on all sides; files are dropped from the page cache before each
-read. Rounds alternate, since disks of shared machines are fast at one minute and slow at another: medians and
-the best are printed. Then the planning of 900 tensors on 1024 ranks, and PyTorch reading what that made.
+read. Rounds alternate, each side being first in turn, since disks of shared machines are fast at one minute and
+slow at another: medians and the best are printed. Then the planning of 900 tensors on 1024 ranks, and PyTorch reading what that made.
 """
 import os
 import shutil
@@ -64,30 +64,35 @@ def measure(planc, python, root, rounds):
     like = os.path.join(root, "like")
     output(planc, "save", like)
     seconds = {}
+    content = memoryview(bytearray(os.urandom(sum(map(os.path.getsize, files(like))))))
+    save = {
+        "planc": lambda: float(output(planc, "save", ours)),
+        "torch": lambda: float(output(python, peer, "save", like + "/step-1", theirs)),
+        "raw": lambda: sequential_write(raw, content),
+    }
+    load = {
+        "planc": lambda: float(output(planc, "load", ours)),
+        "torch": lambda: float(output(python, peer, "load", like + "/step-1", theirs)),
+        "raw": lambda: sequential_read(raw, content),
+    }
     for round in range(rounds + 1):
-        for folder in [ours, theirs, theirs + ".small"]:
-            shutil.rmtree(folder, ignore_errors=True)
-        os.sync()
-        one = {"planc save": float(output(planc, "save", ours))}
-        os.sync()
-        one["torch save"] = float(output(python, peer, "save", like + "/step-1", theirs))
-        n_bytes = sum(map(os.path.getsize, files(ours)))
-        content = memoryview(bytearray(os.urandom(n_bytes)))
-        os.sync()
-        one["raw save"] = sequential_write(raw, content)
-        evict(root)
-        one["planc load"] = float(output(planc, "load", ours))
-        evict(root)
-        one["torch load"] = float(output(python, peer, "load", like + "/step-1", theirs))
-        evict(root)
-        one["raw load"] = sequential_read(raw, content)
-        os.remove(raw)
+        for path in [ours, theirs, theirs + ".small"]:
+            shutil.rmtree(path, ignore_errors=True)
+        if os.path.exists(raw):
+            os.remove(raw)
+        # Each is first in turn.
+        order = [list(save)[(round + i) % 3] for i in range(3)]
+        one = {}
+        for what, calls in [("save", save), ("load", load)]:
+            for who in order:
+                evict(root)
+                one[f"{who} {what}"] = calls[who]()
         print(f"round {round}:", ", ".join(f"{what} {it:.2f} s" for what, it in one.items()), flush=True)
         # The first has cold programs.
         if round > 0:
             for what, it in one.items():
                 seconds.setdefault(what, []).append(it)
-    return n_bytes, seconds
+    return len(content), seconds
 
 
 def table(n_bytes, seconds):
