@@ -10,13 +10,14 @@ use ir::placement::Chunk;
 use ruzstd::decoding::StreamingDecoder;
 use smallvec::SmallVec;
 
-use crate::archive::{self, TensorItem};
+use crate::archive::{self, Record, TensorItem};
 use crate::copy::{View, copy};
 use crate::cover;
 use crate::error::{Broken, CheckpointError};
 use crate::map::Mapped;
-use crate::metadata::{Encoding, Item, Metadata, StoredObject, StoredTensor};
+use crate::metadata::{Encoding, Item, Metadata, StoredChunk, StoredObject, StoredTensor};
 use crate::pickle::Value;
+use crate::sums::crc32;
 use crate::{dcp, safetensors};
 
 /// A checkpoint on disk. Opening reads the index; data are mapped when they are needed.
@@ -204,13 +205,83 @@ impl Checkpoint {
         Ok(())
     }
 
+    /// Checks those items that a box covers whole against their checksums. After this they are in memory.
+    ///
+    /// Of an item that is read in part, the rest would have to be read for it.
+    pub fn check_sums(&self, key: &str, chunk: &Chunk) -> Result<(), CheckpointError> {
+        let Some(tensor) = self.tensor(key) else { return Ok(()) };
+        for stored in self.whole_items(tensor, chunk) {
+            let item = &stored.item;
+            if item.encoding == Encoding::Plain {
+                let fail = |it: Broken| self.in_item(it, key, item);
+                let record = archive::read_tensor(self.bytes(key, item)?).map_err(fail)?.record;
+                self.check_sum(key, item, &record)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the system fetch the items that a box covers whole; their bytes.
+    pub fn will_need(&self, key: &str, chunk: &Chunk) -> u64 {
+        let Some(tensor) = self.tensor(key) else { return 0 };
+        // What cannot be read is reported when it is.
+        let fetch = |it: &StoredChunk| self.bytes(key, &it.item).map_or(0, |it| it.len() as u64);
+        self.whole_items(tensor, chunk).map(fetch).sum()
+    }
+
+    /// Whether every item of a tensor is there and is what the index says, so that the tensor is as large.
+    pub fn check_items(&self, key: &str) -> Result<(), CheckpointError> {
+        self.check_cover(key)?;
+        let Some(tensor) = self.tensor(key) else { return Ok(()) };
+        for StoredChunk { chunk, item } in &tensor.chunks {
+            let n: u64 = chunk.sizes.iter().product();
+            match &self.content(key, item, n * tensor.dtype.bytes())? {
+                Content::Raw(_) => Ok(()),
+                Content::Archive(it) => opened(it, tensor, chunk).map(drop),
+                Content::Decoded(it) => opened(it, tensor, chunk).map(drop),
+            }
+            .map_err(|it| self.in_item(it, key, item))?;
+        }
+        Ok(())
+    }
+
+    fn whole_items<'a>(
+        &self,
+        tensor: &'a StoredTensor,
+        chunk: &'a Chunk,
+    ) -> impl Iterator<Item = &'a StoredChunk> {
+        tensor.chunks.iter().filter(|it| overlap(&it.chunk, chunk).as_ref() == Some(&it.chunk))
+    }
+
+    /// Whether a record of an item has the checksum that is stored with it.
+    pub(crate) fn check_sum(
+        &self,
+        key: &str,
+        item: &Item,
+        record: &Record<'_>,
+    ) -> Result<(), CheckpointError> {
+        let found = crc32(record.bytes);
+        if found == record.crc32 {
+            return Ok(());
+        }
+        Err(CheckpointError::Checksum {
+            path: self.file_path(item.file).to_path_buf(),
+            key: key.to_string(),
+            // Of what is compressed, only the whole has a place.
+            at: item.offset + if item.encoding == Encoding::Plain { record.at } else { 0 },
+            len: record.bytes.len() as u64,
+            found,
+            expect: record.crc32,
+        })
+    }
+
     /// A whole tensor; see [`Checkpoint::read`].
     pub fn read_all(&self, key: &str) -> Result<Vec<u8>, CheckpointError> {
         let Some(tensor) = self.tensor(key) else {
             return Err(self.no_key("tensor", key, self.tensors.keys()));
         };
         // Before memory is taken for what may be nowhere.
-        self.check_cover(key)?;
+        self.check_items(key)?;
         let mut out = vec![0; tensor.bytes() as usize];
         self.read(key, &whole(&tensor.shape), &mut out)?;
         Ok(out)
@@ -353,17 +424,29 @@ pub(crate) const MAX_OBJECT: u64 = 64 << 20;
 /// What an archive of `torch.save` takes besides its data, generously.
 const ARCHIVE: u64 = 1 << 16;
 
-/// Undoes zstd; `n_bytes` are the elements of the item.
+/// Undoes zstd; `n_bytes` are the elements of the item. What would take more than half of the memory that
+/// is free is refused: a few bytes can stand for any number.
 pub(crate) fn unzstd(bytes: &[u8], n_bytes: u64) -> Result<Vec<u8>, Broken> {
     let fail = |why: &dyn std::fmt::Display| Broken::at(0, format!("zstd: {why}"));
     let decoder = StreamingDecoder::new(bytes).map_err(|it| fail(&it))?;
     let mut res = Vec::new();
     let most = n_bytes.saturating_add(ARCHIVE);
-    decoder.take(most + 1).read_to_end(&mut res).map_err(|it| fail(&it))?;
-    match res.len() as u64 <= most {
+    let room = free_memory().map_or(u64::MAX, |it| it / 2);
+    let limit = most.min(room);
+    decoder.take(limit.saturating_add(1)).read_to_end(&mut res).map_err(|it| fail(&it))?;
+    match res.len() as u64 <= limit {
         true => Ok(res),
-        false => Err(fail(&"more bytes than the item can have")),
+        false if limit == most => Err(fail(&"more bytes than the item can have")),
+        false => Err(fail(&format!("more than {room} bytes, half of the memory that is free"))),
     }
+}
+
+/// Bytes of memory that programs can have, where the system says.
+fn free_memory() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|it| it.strip_prefix("MemAvailable:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
 }
 
 /// The tensor in an archive, which must be what the index says.

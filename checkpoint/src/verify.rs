@@ -225,18 +225,7 @@ fn check_item(
     let fail = |it: Broken| checkpoint.in_item(it, key, item);
     if sums.is_none() {
         for (_, record) in Archive::open(archive).map_err(fail)?.records() {
-            let found = crc32(record.bytes);
-            if found != record.crc32 {
-                return Err(CheckpointError::Checksum {
-                    path: checkpoint.file_path(item.file).to_path_buf(),
-                    key: key.to_string(),
-                    // Of what is compressed, only the whole has a place.
-                    at: item.offset + if item.encoding == Encoding::Plain { record.at } else { 0 },
-                    len: record.bytes.len() as u64,
-                    found,
-                    expect: record.crc32,
-                });
-            }
+            checkpoint.check_sum(key, item, &record)?;
         }
     }
     let tensor = match of {

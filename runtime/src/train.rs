@@ -210,6 +210,7 @@ fn run(
     let Start { mut position, loaded, data, .. } = start;
     let metrics = options.metrics.as_deref().filter(|_| session.is_first());
     let append = loaded.is_some();
+    let from = loaded.as_ref().map(|it| it.path().to_path_buf());
     let mut metrics = metrics.map(|it| MetricsFile::open(it, append)).transpose()?;
     if let Some(loaded) = loaded {
         let report = loaded.apply(session, position.seed)?;
@@ -229,8 +230,10 @@ fn run(
             "the checkpoint has done {done} of {steps} steps, so that there is nothing to train; --steps \
              counts from the beginning"
         )));
-        // What was loaded is saved as this mesh holds it.
-        if let Some(saver) = &mut saver {
+        // What was loaded is saved as this mesh holds it, but never over itself: it may have had more.
+        if let Some(saver) = &mut saver
+            && !from.is_some_and(|it| is_same_folder(&it, &saver.target(position.step)))
+        {
             saver.save(session, position, true, &mut |it| tell(it, on_event))?;
         }
     }
@@ -254,6 +257,11 @@ fn run(
         Some(saver) => saver.finish(&mut |it| tell(it, on_event)),
         None => Ok(()),
     }
+}
+
+fn is_same_folder(a: &Path, b: &Path) -> bool {
+    // A folder that cannot be found is not one that was loaded from.
+    a.canonicalize().is_ok_and(|a| b.canonicalize().is_ok_and(|b| a == b))
 }
 
 fn tell(saved: Saved, on_event: &mut dyn FnMut(Event<'_>)) {

@@ -310,6 +310,8 @@ impl Export<'_> {
         let mut data = Vec::new();
         for entry in &entries {
             let tensor = by_key[entry.key.as_str()];
+            // Before memory is taken for what may be nowhere.
+            tensor.keys.iter().try_for_each(|it| self.source.check_items(it))?;
             data.resize(entry.bytes() as usize, 0);
             read_fused(self.source, &tensor.keys, &tensor.fused, entry.dtype, &mut data)?;
             file.write(&data)?;

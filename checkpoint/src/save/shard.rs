@@ -1,10 +1,12 @@
 //! The file of one rank: items one behind the other, with a checksum of each beside it.
 
 use std::fs::File;
+use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use crc32fast::Hasher;
+use rustix::fs::{Advice, fadvise};
 
 use super::folder::{file_name, write_synced};
 use super::{Content, FileItem};
@@ -16,6 +18,9 @@ use crate::sums::{self, Sum};
 /// What is gathered before it is written; larger pieces go straight to the file.
 const BUFFER: usize = 1 << 20;
 
+/// How much is gathered in the system's memory before the disk begins.
+const PUSH: u64 = 16 << 20;
+
 /// The file of one rank: items one behind the other, with a checksum of each beside it.
 #[derive(Debug)]
 pub struct ShardFile {
@@ -25,6 +30,8 @@ pub struct ShardFile {
     buffer: Vec<u8>,
     /// How much that is.
     written: u64,
+    /// How much of it is on its way to disk.
+    pushed: u64,
     sums: Vec<Sum>,
 }
 
@@ -34,7 +41,7 @@ impl ShardFile {
         let path = folder.join(file_name(rank));
         let file = File::create(&path).map_err(|it| CheckpointError::io("write", &path, &it))?;
         let buffer = Vec::with_capacity(BUFFER);
-        Ok(ShardFile { file, path, buffer, written: 0, sums: Vec::new() })
+        Ok(ShardFile { file, path, buffer, written: 0, pushed: 0, sums: Vec::new() })
     }
 
     /// Adds the next item. `data` gives its elements to what it is called with, piece by piece: those of
@@ -119,6 +126,7 @@ impl ShardFile {
         }
         self.write_at(self.written, bytes)?;
         self.written += bytes.len() as u64;
+        self.push();
         Ok(())
     }
 
@@ -136,7 +144,18 @@ impl ShardFile {
         self.write_at(self.written, &self.buffer)?;
         self.written += self.buffer.len() as u64;
         self.buffer.clear();
+        self.push();
         Ok(())
+    }
+
+    /// Has the system begin to write what it holds, so that the disk works while more is made.
+    fn push(&mut self) {
+        if let Some(len) = NonZeroU64::new(self.written - self.pushed).filter(|it| it.get() >= PUSH)
+        {
+            // On Linux it starts to write what is dirty. It is advice: whether it is taken shows in time only.
+            let _ = fadvise(&self.file, self.pushed, Some(len), Advice::DontNeed);
+            self.pushed = self.written;
+        }
     }
 
     fn write_at(&self, at: u64, bytes: &[u8]) -> Result<(), CheckpointError> {

@@ -4,9 +4,9 @@
 //! agree is one error. Then every rank reads the boxes that it holds, in this order:
 //!
 //! ```text
-//! parameters
-//! `prepare`           makes what computes from master weights
-//! all other states    over that: codes and scales are the bytes that were saved
+//! parameters, moments    as they lie in the files
+//! `prepare`              makes what computes from master weights
+//! all other states       over that: codes and scales are the bytes that were saved
 //! ```
 //!
 //! A checkpoint of PyTorch has no `planc.*`: then the step is that of its optimizer.
@@ -86,6 +86,27 @@ struct Files {
     /// For each entry of the layout, the keys of its tensor; none if it is not loaded.
     keys: Vec<Vec<String>>,
 }
+
+/// What is loaded together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// What `prepare` reads, or does not touch.
+    BeforePrepare,
+    /// What it writes.
+    AfterPrepare,
+}
+
+impl Part {
+    fn of(entry: &Entry) -> Part {
+        match entry.kind {
+            Kind::State { .. } => Part::AfterPrepare,
+            Kind::Param | Kind::Optimizer { .. } | Kind::Kept => Part::BeforePrepare,
+        }
+    }
+}
+
+/// How many bytes ahead of what is read the system is told.
+const AHEAD: u64 = 64 << 20;
 
 /// Two numbers of each rank.
 #[derive(Debug, Clone, Copy, Default)]
@@ -272,14 +293,15 @@ impl Loaded {
     /// Fills the buffers of the ranks here; see the [module docs](self).
     pub(crate) fn apply(&self, session: &Session, seed: u64) -> Result<LoadReport, RunError> {
         let began = Instant::now();
-        let read = |params: bool| {
-            let (layout, source) = (Arc::new(self.layout.clone()), self.source.clone());
-            session.on_all(move |rank| rank.load(&layout, &source, params))
+        let layout = Arc::new(self.layout.clone());
+        let read = |part: Part| {
+            let (layout, source) = (layout.clone(), self.source.clone());
+            session.on_all(move |rank| rank.load(&layout, &source, part))
         };
-        let params = read(true)?;
+        let first = read(Part::BeforePrepare)?;
         session.prepare()?;
-        let states = read(false)?;
-        let costs = params.iter().zip(&states);
+        let rest = read(Part::AfterPrepare)?;
+        let costs = first.iter().zip(&rest);
         let (bytes, extra_memory) = costs.fold((0, 0), |(bytes, extra), (a, b)| {
             (bytes + a.bytes + b.bytes, extra + a.extra.max(b.extra))
         });
@@ -564,50 +586,76 @@ impl Files {
 }
 
 impl Rank {
-    /// Reads what this rank holds: parameters, or all else.
+    /// Reads a part of what this rank holds.
     fn load(
         &mut self,
         layout: &CheckpointLayout,
         files: &Files,
-        params: bool,
+        part: Part,
     ) -> Result<Cost, RunError> {
+        let wanted = self.wanted(layout, files, part);
         let (mut staging, mut raw) = (Staging::default(), Vec::new());
         let mut cost = Cost::default();
-        for (index, (entry, keys)) in layout.entries.iter().zip(&files.keys).enumerate() {
-            let Some(key) = keys.first().filter(|_| (entry.kind == Kind::Param) == params) else {
-                continue;
-            };
+        let (mut ahead, mut next) = (0, wanted.iter());
+        let bound = self.bound.clone();
+        for (index, local) in &wanted {
+            let entry = &layout.entries[*index];
+            let key = &files.keys[*index][0];
             let stored = files.checkpoint.tensor(key).expect("it was found there");
-            let boxes =
-                entry.sharding.local_boxes(&entry.ty.shape, &layout.mesh, &self.bound.coord);
+            let n = volume(&local.chunk) * stored.dtype.bytes();
+            while ahead < AHEAD
+                && let Some((index, local)) = next.next()
+            {
+                // What is read in part counts a little, or all of it would be looked at at once.
+                let bytes = files.checkpoint.will_need(&files.keys[*index][0], &local.chunk);
+                ahead += bytes.max(volume(&local.chunk));
+            }
+            ahead = ahead.saturating_sub(n);
+            files.checkpoint.check_sums(key, &local.chunk)?;
             match entry.source {
                 Source::Buffer(buffer) => {
-                    let bound = self.bound.clone();
-                    for local in &boxes {
-                        let mut fetch = |chunk: &Chunk, out: &mut [u8]| {
-                            cost.bytes += volume(chunk) * stored.dtype.bytes();
-                            files.read(index, chunk, (entry.ty.dtype, out), &mut raw)
-                        };
-                        let bound = (buffer, &bound.buffers[buffer]);
-                        write_box(&mut *self.backend, bound, local, &mut staging, &mut fetch)?;
-                    }
+                    let mut fetch = |chunk: &Chunk, out: &mut [u8]| {
+                        cost.bytes += volume(chunk) * stored.dtype.bytes();
+                        files.read(*index, chunk, (entry.ty.dtype, out), &mut raw)
+                    };
+                    let bound = (buffer, &bound.buffers[buffer]);
+                    write_box(&mut *self.backend, bound, local, &mut staging, &mut fetch)?;
                 }
                 Source::Kept(number) => {
-                    self.kept.resize_with(self.kept.len().max(number + 1), Vec::new);
-                    if entry.sharding.owns(&self.bound.coord, &layout.mesh, entry.salt) {
-                        for LocalBox { chunk, .. } in boxes {
-                            let n = volume(&chunk) * stored.dtype.bytes();
-                            let mut bytes = vec![0; n as usize];
-                            files.checkpoint.read(key, &chunk, &mut bytes)?;
-                            cost.bytes += n;
-                            self.kept[number].push((chunk, bytes));
-                        }
-                    }
+                    let mut bytes = vec![0; n as usize];
+                    files.checkpoint.read(key, &local.chunk, &mut bytes)?;
+                    cost.bytes += n;
+                    self.kept[number].push((local.chunk.clone(), bytes));
                 }
             }
         }
         cost.extra = staging.bytes() + raw.capacity() as u64;
         Ok(cost)
+    }
+
+    /// The boxes that this rank reads of a part, each with its entry.
+    fn wanted(
+        &mut self,
+        layout: &CheckpointLayout,
+        files: &Files,
+        part: Part,
+    ) -> Vec<(usize, LocalBox)> {
+        let mut res = Vec::new();
+        for (index, entry) in layout.entries.iter().enumerate() {
+            if files.keys[index].is_empty() || Part::of(entry) != part {
+                continue;
+            }
+            if let Source::Kept(number) = entry.source {
+                self.kept.resize_with(self.kept.len().max(number + 1), Vec::new);
+                if !entry.sharding.owns(&self.bound.coord, &layout.mesh, entry.salt) {
+                    continue;
+                }
+            }
+            let boxes =
+                entry.sharding.local_boxes(&entry.ty.shape, &layout.mesh, &self.bound.coord);
+            res.extend(boxes.into_iter().map(|it| (index, it)));
+        }
+        res
     }
 }
 

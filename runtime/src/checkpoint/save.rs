@@ -148,6 +148,11 @@ impl Saver {
         Ok(Saver { options: options.clone(), work, pending: None, spare: Vec::new() })
     }
 
+    /// Where the checkpoint of a step will be.
+    pub(crate) fn target(&self, step: u64) -> PathBuf {
+        StepFolder::new(&self.work.folder, step, &self.work.run).target()
+    }
+
     /// Whether to save after this step.
     pub(crate) fn is_due(&self, step: u64, last: u64) -> bool {
         step == last || self.options.every.is_some_and(|it| step.is_multiple_of(it.max(1)))
