@@ -51,7 +51,7 @@ def checkpoints(name, model, mesh, folder):
     again = train(folder, "again", mesh, [*model, "--steps", STEPS, "--load", folder / "a" / step])
     check(f"{name} on {mesh}: {len(again)} losses after loading equal those of the run that was not stopped", again == straight[SAVED:] and len(again) == STEPS - SAVED)
     anew = lambda source, target: [*model, "--steps", SAVED, "--load", folder / source, "--save", folder / target]
-    other = "2x2" if mesh == "1" and name not in UNCUT else "1"
+    other = mesh if name in UNCUT else "2x2" if mesh == "1" else "1"
     train(folder, "cpu", other, anew(f"a/{step}", "cpu"), device="cpu")
     check(f"{name} on {mesh}: through CPU ranks on {other}, every key equal", same(folder, f"a/{step}", "cpu"))
     train(folder, "back", mesh, anew("cpu", "back"))
