@@ -23,11 +23,11 @@ use super::write::{Entry, SafetensorsFile, sort};
 use crate::dtype::StoredType;
 use crate::error::CheckpointError;
 use crate::mapping::{Blocks, Mapping};
-use crate::metadata::{Item, StoredTensor};
+use crate::metadata::{Item, PathPart, StoredTensor};
 use crate::open::Checkpoint;
 use crate::save::folder::write_synced;
 
-/// What stands before the name of a parameter.
+/// What stands before the name of a parameter where the dict of the model is one of several.
 const MODEL: &str = "model.";
 
 /// How weights go out.
@@ -51,6 +51,8 @@ pub struct Export<'a> {
     params: BTreeMap<String, Vec<u64>>,
     /// Names that are left out, each with the one under which its tensor is stored.
     pub dropped: Vec<(String, String)>,
+    /// Tensors that are neither weights nor state of the optimizer or of planc.
+    pub left_out: Vec<String>,
     /// Whether the head is tied to the embedding, as a config says.
     pub tied: bool,
     max_shard: u64,
@@ -84,8 +86,18 @@ pub fn plan<'a>(
     options: &Options<'_>,
 ) -> Result<Export<'a>, TransferError> {
     let mapping = options.mapping;
-    let stored: BTreeMap<&str, &StoredTensor> =
-        source.tensors().filter_map(|(key, it)| Some((key.strip_prefix(MODEL)?, it))).collect();
+    let prefix = if is_nested(source) { MODEL } else { "" };
+    let mut stored: BTreeMap<&str, &StoredTensor> = BTreeMap::new();
+    let mut left_out = Vec::new();
+    for (key, it) in source.tensors() {
+        match key.strip_prefix(prefix) {
+            Some(name) if prefix == MODEL || it.path.len() < 2 && !is_state(key) => {
+                stored.insert(name, it);
+            }
+            _ if is_state(key) => (),
+            _ => left_out.push(key.to_string()),
+        }
+    }
     if stored.is_empty() {
         let (path, what) = (source.path().to_path_buf(), "tensor");
         let near = source.tensors().next().map(|it| it.0.to_string());
@@ -125,7 +137,7 @@ pub fn plan<'a>(
             continue;
         }
         let fused = Fused { rows, blocks, transpose: back.transpose };
-        let keys = back.params.iter().map(|it| format!("{MODEL}{it}")).collect();
+        let keys = back.params.iter().map(|it| format!("{prefix}{it}")).collect();
         let entry = Entry { key: back.key.clone(), dtype, shape };
         tensors.insert(back.key, Tensor { entry, keys, fused });
     }
@@ -139,7 +151,26 @@ pub fn plan<'a>(
         .collect();
     let tied = dropped.iter().any(|it| mapping.is_alias(&it.0));
     let params = stored.iter().map(|(name, it)| (name.to_string(), it.shape.clone())).collect();
-    Ok(Export { source, tensors, params, dropped, tied, max_shard: options.max_shard })
+    let max_shard = options.max_shard;
+    Ok(Export { source, tensors, params, dropped, left_out, tied, max_shard })
+}
+
+/// Whether weights are in a dict `model` beside others, and `model.` is no part of their names: as the paths of
+/// keys say, or the other keys where a file has no paths.
+fn is_nested(source: &Checkpoint) -> bool {
+    let in_model = |it: &StoredTensor| {
+        it.path.len() > 1 && matches!(&it.path[0], PathPart::Key(it) if it == "model")
+    };
+    if source.tensors().any(|(_, it)| !it.path.is_empty()) {
+        return source.tensors().any(|(_, it)| in_model(it));
+    }
+    let is_other = |key: &str| !key.starts_with(MODEL) && !is_state(key);
+    source.tensors().any(|it| is_state(it.0)) && !source.tensors().any(|it| is_other(it.0))
+}
+
+/// Whether a key is of the optimizer's state or of planc's.
+fn is_state(key: &str) -> bool {
+    key.starts_with("optim.") || key.starts_with("planc.")
 }
 
 fn converts(from: StoredType, to: StoredType) -> bool {

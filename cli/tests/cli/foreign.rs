@@ -237,3 +237,35 @@ fn transformer_engine_comes_in() {
     let ran = folder.planc(line);
     assert!(ran.code == 1 && ran.stderr.contains("PL0785"), "{}", ran.stderr);
 }
+
+/// Files, checkpoints and `latest` are replaced only with `--force`, and checkpoints are not written into.
+#[test]
+fn nothing_is_replaced_unasked() {
+    let folder = Folder::new("foreign_replace", &[]);
+    folder.works("run model.ron --mesh 1 --steps 2 --save ckpt -q");
+    let refused = |line: &str, expect: &str| {
+        let ran = folder.planc(line);
+        assert_eq!(ran.code, 1, "planc {line}");
+        let is_it = ran.stderr.contains("PL0791") && ran.stderr.contains(expect);
+        assert!(is_it, "no `{expect}` in {}", ran.stderr);
+    };
+    folder.write("full.safetensors", "mine");
+    refused("ckpt export full ckpt -o full.safetensors", "`full.safetensors` is there already");
+    assert_eq!(folder.read("full.safetensors"), "mine");
+    folder.works("ckpt export full ckpt -o full.safetensors --force");
+    refused("ckpt export full ckpt -o ckpt --force", "`ckpt` is no regular file");
+    refused("ckpt export full ckpt -o ckpt/step-2/a.safetensors", "`ckpt/step-2` is a checkpoint");
+    refused("ckpt export hf ckpt -o ckpt/step-2/hf", "`ckpt/step-2` is a checkpoint");
+    let import = "ckpt import full full.safetensors -o ckpt";
+    refused(import, "`ckpt/step-2` is there already");
+    folder.works(&format!("{import} --force"));
+    let reshard = "ckpt reshard ckpt --plan model.ron --mesh 2 -o ckpt";
+    refused(reshard, "`ckpt/step-2` is there already");
+    folder.works(&format!("{reshard} --dry-run"));
+    folder.works("ckpt export hf ckpt -o hf");
+    let import = "ckpt import hf hf --model model.ron -o ckpt";
+    refused(import, "`latest` in `ckpt` would go back from step 2 to step 0");
+    assert_eq!(folder.read("ckpt/latest"), "step-2");
+    folder.works(&format!("{import} --force"));
+    assert_eq!(folder.read("ckpt/latest"), "step-0");
+}
