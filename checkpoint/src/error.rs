@@ -151,6 +151,17 @@ impl CheckpointError {
     }
 }
 
+/// The most characters of a file's text that a message has.
+const QUOTED: usize = 100;
+
+/// What a message quotes of a file, cut to a length that people read.
+pub(crate) fn short(text: &str) -> String {
+    match text.char_indices().nth(QUOTED) {
+        Some((end, _)) => format!("{}..", &text[..end]),
+        None => text.to_string(),
+    }
+}
+
 /// What is wrong in some bytes, before it is known in which file they are.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Broken {

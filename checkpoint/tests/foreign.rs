@@ -486,6 +486,36 @@ fn a_flat_state_dict_keeps_its_names() {
     );
 }
 
+/// What is left of an export that was interrupted looks like no model, and is replaced by the next one.
+#[test]
+fn an_export_is_there_when_it_is_whole() {
+    let root = folder("interrupted");
+    let values = vec![0.0; 256];
+    let path = root.join("a.safetensors");
+    write(&path, &owned(&[("planc.step", vec![], vec![1.0]), ("model.w", vec![256], values)]));
+    let source = Checkpoint::open(&path).unwrap();
+    let mapping = Mapping::built_in("hf").unwrap();
+    let options = export::Options { mapping: &mapping, dtype: None, max_shard: 1 << 20 };
+    let export = export::plan(&source, &options).unwrap();
+    let part = root.join(".hf.tmp");
+    fs::create_dir(&part).unwrap();
+    fs::write(part.join("model-00001-of-00002.safetensors"), "").unwrap();
+    export.write(&root.join("hf"), None).unwrap();
+    assert!(!part.exists());
+    let names = |path: &Path| {
+        let names = fs::read_dir(path).unwrap().map(|it| it.unwrap().file_name());
+        names.collect::<std::collections::BTreeSet<_>>()
+    };
+    let expect = ["model.safetensors", "model.safetensors.index.json"];
+    assert_eq!(names(&root.join("hf")), expect.map(Into::into).into());
+    // A folder that is there may be a mount.
+    fs::create_dir_all(root.join("mount/.tmp")).unwrap();
+    fs::write(root.join("mount/.tmp/model-00001-of-00002.safetensors"), "").unwrap();
+    assert_eq!(Checkpoint::open(&root.join("mount")).unwrap_err().code(), "PL0701");
+    export.write(&root.join("mount"), None).unwrap();
+    assert_eq!(names(&root.join("mount")), expect.map(Into::into).into());
+}
+
 /// What loading would refuse is not imported as step 0, or as step 2^64 - 1.
 #[test]
 fn a_step_that_is_no_count_is_refused() {

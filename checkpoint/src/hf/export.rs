@@ -30,6 +30,11 @@ use crate::save::folder::write_synced;
 /// What stands before the name of a parameter where the dict of the model is one of several.
 const MODEL: &str = "model.";
 
+const INDEX: &str = "model.safetensors.index.json";
+const CONFIG: &str = "config.json";
+/// The folder in which files are until all are there, or how its name ends.
+const UNFINISHED: &str = ".tmp";
+
 /// How weights go out.
 #[derive(Debug, Clone, Copy)]
 pub struct Options<'a> {
@@ -271,7 +276,8 @@ impl Export<'_> {
         mismatch.check()
     }
 
-    /// Writes the files into `folder`, which has none yet. `config` is written with what the weights say
+    /// Writes the files into `folder`, which has none yet, and has all or none of them then: the index comes first
+    /// where it is there already. `config` is written with what the weights say
     /// of tie and type.
     ///
     /// # Errors
@@ -281,12 +287,47 @@ impl Export<'_> {
         folder: &Path,
         config: Option<&Map<String, Value>>,
     ) -> Result<Written, TransferError> {
-        fs::create_dir_all(folder).map_err(|it| CheckpointError::io("create", folder, &it))?;
-        let mut names =
-            fs::read_dir(folder).map_err(|it| CheckpointError::io("read", folder, &it))?;
-        if names.next().is_some() {
-            return Err(TransferError::Occupied { path: folder.to_path_buf() });
+        let is_new = !folder.exists();
+        if !is_new {
+            let names = fs::read_dir(folder);
+            let names = names.map_err(|it| CheckpointError::io("read", folder, &it))?;
+            if names.flatten().any(|it| it.file_name() != UNFINISHED) {
+                return Err(TransferError::Occupied { path: folder.to_path_buf() });
+            }
         }
+        // A folder that is there may be a file system of its own, which nothing can be renamed into.
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let part = match is_new {
+            true => folder.with_file_name(format!(".{name}{UNFINISHED}")),
+            false => folder.join(UNFINISHED),
+        };
+        let rename = |from: &Path, to: &Path| {
+            fs::rename(from, to).map_err(|it| CheckpointError::io("rename", from, &it))
+        };
+        let written = self.write_files(&part, config).and_then(|(written, names)| {
+            if is_new {
+                rename(&part, folder)?;
+                return Ok(written);
+            }
+            names.iter().try_for_each(|it| rename(&part.join(it), &folder.join(it)))?;
+            fs::remove_dir(&part).map_err(|it| CheckpointError::io("remove", &part, &it))?;
+            Ok(written)
+        });
+        // What is left if even that fails has a name that says what it is.
+        written.inspect_err(|_| _ = fs::remove_dir_all(&part))
+    }
+
+    /// Writes the files; what there are and their names, the index first.
+    fn write_files(
+        &self,
+        folder: &Path,
+        config: Option<&Map<String, Value>>,
+    ) -> Result<(Written, Vec<String>), TransferError> {
+        if folder.is_dir() {
+            fs::remove_dir_all(folder).map_err(|it| CheckpointError::io("remove", folder, &it))?;
+        }
+        fs::create_dir_all(folder).map_err(|it| CheckpointError::io("create", folder, &it))?;
+        let mut names = vec![INDEX.to_string()];
         let shards = self.shards();
         let mut weight_map = BTreeMap::new();
         let mut res = Written { files: shards.len() as u64, ..Written::default() };
@@ -301,17 +342,19 @@ impl Export<'_> {
                 res.tensors += 1;
                 res.bytes += it.entry.bytes();
             }
+            names.push(name);
         }
         if let Some(config) = config {
             let mut config = config.clone();
             config.insert("tie_word_embeddings".into(), json!(self.tied));
             config.remove("dtype");
             config.insert("torch_dtype".into(), json!(self.tensors[0].entry.dtype.torch()));
-            write_json(&folder.join("config.json"), &Value::Object(config))?;
+            write_json(&folder.join(CONFIG), &Value::Object(config))?;
+            names.push(CONFIG.to_string());
         }
         let index = json!({ "metadata": { "total_size": res.bytes }, "weight_map": weight_map });
-        write_json(&folder.join("model.safetensors.index.json"), &index)?;
-        Ok(res)
+        write_json(&folder.join(INDEX), &index)?;
+        Ok((res, names))
     }
 
     /// Consecutive tensors that fit into a file.
