@@ -46,7 +46,7 @@ struct Hf {
     #[arg(long, value_enum, value_name = "TYPE")]
     dtype: Option<Float>,
     /// The model's config: names and shapes must be those that it describes. It is written, too.
-    #[arg(long, value_name = "config.json")]
+    #[arg(long, value_name = "config.json|DIR")]
     config: Option<PathBuf>,
     /// How parameters become keys: hf, or a file (docs/checkpoints.md).
     #[arg(long, value_name = "NAME|FILE.ron", default_value = "hf")]
@@ -158,6 +158,7 @@ fn hf(args: &Hf, ui: &Ui) -> Outcome {
 
 /// A config, of whose model these are the weights.
 fn checked_config(path: &Path, export: &Export<'_>) -> Outcome<Map<String, Value>> {
+    let path = &if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
     let file = File::read(path)?;
     let choices = Choices { name: None, batch: 1, sequence: None };
     let imported = config::model_ron(&file.text, &choices)
