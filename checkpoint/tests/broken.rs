@@ -238,6 +238,11 @@ fn a_name_in_latest_is_quoted_in_part() {
     fs::write(path.join("latest"), "x".repeat(1 << 20)).unwrap();
     let error = Checkpoint::open(&path).unwrap_err().to_string();
     assert!(error.contains(&format!("names `{}..`", "x".repeat(100))), "{error}");
+    let header = format!("{{\"w\": \"{}\"}}", "x".repeat(1 << 20));
+    let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    fs::write(path.join("a.safetensors"), bytes).unwrap();
+    let error = Checkpoint::open(&path.join("a.safetensors")).unwrap_err().to_string();
+    assert!(error.contains("`w` in its header") && error.chars().count() < 2000, "{error}");
 }
 
 #[test]
