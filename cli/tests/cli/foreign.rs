@@ -68,7 +68,9 @@ fn round_trip(name: &str, export: &str) -> (Folder, Tensors) {
         // f32 against float64, over layers of 16 features.
         assert!((loss - expect).abs() < 1e-5, "{name} on {mesh}: {loss}, numpy {expect}");
     }
-    folder.works(&format!("ckpt export hf ckpt -o out --config {hf_text}/config.json {export}"));
+    let again = folder.planc(&format!("import hf {hf_text} -o {name}.ron"));
+    assert!(again.code == 1 && again.stderr.contains("`-o model.ron`"), "{}", again.stderr);
+    folder.works(&format!("ckpt export hf ckpt -o out --config {hf_text} {export}"));
     let config: Value = serde_json::from_str(&folder.read("out/config.json")).expect("JSON");
     assert_eq!(config["tie_word_embeddings"], true);
     let found = tensors(&folder.0.join("out"));
