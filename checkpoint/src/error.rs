@@ -151,6 +151,23 @@ impl CheckpointError {
     }
 }
 
+/// The most characters of a name that a message quotes.
+const QUOTED: usize = 100;
+/// The most characters of a reason, which may quote a file in turn.
+const REASON: usize = 1000;
+
+/// What a message quotes of a file, cut to a length that people read.
+pub(crate) fn short(text: &str) -> String {
+    cut(text, QUOTED)
+}
+
+fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}..", &text[..end]),
+        None => text.to_string(),
+    }
+}
+
 /// What is wrong in some bytes, before it is known in which file they are.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Broken {
@@ -177,7 +194,7 @@ pub enum Broken {
 impl Broken {
     /// Something wrong at a byte.
     pub(crate) fn at(at: usize, why: impl Into<String>) -> Broken {
-        Broken::Malformed { at: at as u64, why: why.into() }
+        Broken::Malformed { at: at as u64, why: cut(&why.into(), REASON) }
     }
 
     /// The same, where what was read starts `by` bytes into something else.

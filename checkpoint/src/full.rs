@@ -18,7 +18,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use ir::placement::{Chunk, LocalBox};
+use ir::placement::LocalBox;
 use serde::Deserialize;
 
 use crate::archive::{object_item, tensor_item_len};
@@ -271,14 +271,42 @@ fn bands(
 }
 
 /// The step that a checkpoint is of; 0 if it does not say.
-fn step(source: &Checkpoint) -> Result<u64, CheckpointError> {
-    let Some(tensor) = source.tensor(STEP) else { return Ok(0) };
-    let mut bytes = [0; 8];
-    if tensor.dtype != StoredType::I64 || !tensor.shape.is_empty() {
-        return Ok(0);
+///
+/// # Errors
+/// If the step, the next sample or the seed is not what loading takes: one number, and a count for the first two.
+pub fn step(source: &Checkpoint) -> Result<u64, CheckpointError> {
+    number(source, "planc.seed", |_| true)?;
+    let count = |it: f64| (0.0..=MOST).contains(&it);
+    number(source, "planc.sample", count)?;
+    Ok(number(source, STEP, count)?.unwrap_or(0.0) as u64)
+}
+
+/// Beyond it, a float is no count.
+const MOST: f64 = (1u64 << 53) as f64;
+
+/// A tensor of one number.
+fn number(
+    source: &Checkpoint,
+    key: &str,
+    fits: impl Fn(f64) -> bool,
+) -> Result<Option<f64>, CheckpointError> {
+    let Some(tensor) = source.tensor(key) else { return Ok(None) };
+    let (dtype, shape) = (tensor.dtype, &tensor.shape);
+    let fail = |found: String| {
+        let (path, key) = (source.path().to_path_buf(), key.to_string());
+        let item = tensor.chunks.first().map_or(0, |it| it.item.offset);
+        let why = format!("it must be one number, 0 to 2^53 for steps and samples, and is {found}");
+        CheckpointError::Item { path, key, at: item, why }
+    };
+    let is_known =
+        matches!(dtype, StoredType::I64 | StoredType::I32 | StoredType::F64 | StoredType::F32);
+    if !is_known || tensor.n_elements() != 1 {
+        return Err(fail(format!("{dtype}{shape:?}")));
     }
-    source.read(STEP, &Chunk::default(), &mut bytes)?;
-    Ok(u64::from_le_bytes(bytes))
+    let mut bytes = vec![0; dtype.bytes() as usize];
+    source.read(key, &whole(shape), &mut bytes)?;
+    let found = dtype.numbers(&bytes)[0];
+    if fits(found) { Ok(Some(found)) } else { Err(fail(found.to_string())) }
 }
 
 fn path_part(it: &PathPart) -> serde_json::Value {

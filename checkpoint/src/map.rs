@@ -18,13 +18,17 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// Maps a file.
+    /// Maps a file: a regular one, since opening a pipe waits for who writes it, and a device has no end.
     pub fn open(path: &Path) -> io::Result<Mapped> {
-        let file = File::open(path)?;
-        let metadata = file.metadata()?;
-        if metadata.is_dir() {
+        let kind = std::fs::metadata(path)?;
+        if kind.is_dir() {
             return Err(io::ErrorKind::IsADirectory.into());
         }
+        if !kind.is_file() {
+            return Err(io::Error::other("it is no regular file"));
+        }
+        let file = File::open(path)?;
+        let metadata = file.metadata()?;
         let map = match metadata.len() {
             0 => None,
             // SAFETY: the map is read-only and read as plain bytes, for which any content is valid.

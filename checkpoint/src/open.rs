@@ -13,7 +13,7 @@ use smallvec::SmallVec;
 use crate::archive::{self, Record, TensorItem};
 use crate::copy::{View, copy};
 use crate::cover;
-use crate::error::{Broken, CheckpointError};
+use crate::error::{Broken, CheckpointError, short};
 use crate::map::Mapped;
 use crate::metadata::{Encoding, Item, Metadata, StoredChunk, StoredObject, StoredTensor};
 use crate::pickle::Value;
@@ -77,11 +77,11 @@ impl Checkpoint {
     pub fn open(path: &Path) -> Result<Checkpoint, CheckpointError> {
         let kind = fs::metadata(path).map_err(|it| CheckpointError::io("read", path, &it))?;
         if !kind.is_dir() {
-            return Checkpoint::of(
-                path,
-                &safetensors::file_folder(path),
-                safetensors::open_file(path)?,
-            );
+            let found = safetensors::open_file(path).map_err(|it| match other_file(path) {
+                Some(why) => CheckpointError::NoCheckpoint { path: path.to_path_buf(), why },
+                None => it,
+            })?;
+            return Checkpoint::of(path, &safetensors::file_folder(path), found);
         }
         let path = &latest(path)?;
         let found = match dcp::open(path)? {
@@ -376,6 +376,13 @@ impl Checkpoint {
         Ok(res)
     }
 
+    /// Whether a file that is there ends before an item does.
+    pub(crate) fn is_cut_off(&self, item: &Item) -> bool {
+        let end = item.offset.checked_add(item.len);
+        let is_within = |it: &Mapped| end.is_some_and(|end| end <= it.bytes().len() as u64);
+        self.map_file(item.file).is_ok_and(|it| !is_within(it))
+    }
+
     /// The folder that names of files are relative to.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -534,15 +541,46 @@ fn latest(folder: &Path) -> Result<PathBuf, CheckpointError> {
     if folder.join(".metadata").exists() || !file.is_file() {
         return Ok(folder.to_path_buf());
     }
-    let text = fs::read_to_string(&file).map_err(|it| CheckpointError::io("read", &file, &it))?;
+    let mut text = Vec::new();
+    let opened = fs::File::open(&file).map(|it| it.take(MAX_LATEST));
+    opened
+        .and_then(|mut it| it.read_to_end(&mut text))
+        .map_err(|it| CheckpointError::io("read", &file, &it))?;
+    let text = String::from_utf8_lossy(&text);
     let name = text.trim();
     let res = folder.join(name);
     if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) || !res.is_dir()
     {
+        let name = short(name);
         let why = format!("its file `latest` names `{name}`, and there is no such folder");
         return Err(CheckpointError::NoCheckpoint { path: folder.to_path_buf(), why });
     }
     Ok(res)
+}
+
+/// The most bytes of `latest` that are read: no name is longer.
+const MAX_LATEST: u64 = 4096;
+
+/// What a file is that somebody may take for a checkpoint, and what to do with it.
+fn other_file(path: &Path) -> Option<String> {
+    let extension = path.extension().and_then(|it| it.to_str()).unwrap_or_default();
+    let text = match extension {
+        "plan" => "it is a plan; checkpoints are what `planc run --save DIR` writes".to_string(),
+        "ron" => "it is a model; checkpoints are what `planc run --save DIR` writes".to_string(),
+        _ => {
+            let map = Mapped::open(path).ok()?;
+            // A zip archive, or the pickle of PyTorch before 1.6.
+            let is_zip = map.bytes().starts_with(b"PK\x03\x04");
+            let is_pickle = map.bytes().starts_with(b"\x80\x02\x8a\x0a");
+            if !is_zip && !is_pickle {
+                return None;
+            }
+            "it is one file of `torch.save`; in Python, load it with `torch.load(.., weights_only=True)` and \
+             save the dict with `torch.distributed.checkpoint.save` or `safetensors.torch.save_file`"
+                .to_string()
+        }
+    };
+    Some(text)
 }
 
 /// Why there is no checkpoint in a folder.

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::ErrorKind;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -121,7 +122,22 @@ pub fn verify(checkpoint: &Checkpoint) -> Report {
     });
     let mut found = found.into_inner().unwrap_or_else(|it| it.into_inner());
     found.sort_by_key(|it| it.0);
-    res.problems.extend(found.into_iter().map(|it| it.1));
+    // What a file is too short for is one problem, with the first such item.
+    let mut cut: FxHashMap<u32, (usize, u64)> = FxHashMap::default();
+    for (at, problem) in found {
+        let item = &items[at].0;
+        if checkpoint.is_cut_off(item) {
+            if let Some((_, more)) = cut.get_mut(&item.file) {
+                *more += 1;
+                continue;
+            }
+            cut.insert(item.file, (res.problems.len(), 0));
+        }
+        res.problems.push(problem);
+    }
+    for (at, more) in cut.into_values().filter(|it| it.1 > 0) {
+        res.problems[at].message.push_str(&format!("; and {more} more items"));
+    }
     res
 }
 
@@ -192,7 +208,7 @@ fn read_sums(
     name: &str,
 ) -> Result<Option<FxHashMap<u64, Sum>>, CheckpointError> {
     let path = checkpoint.folder().join(sums::file_name(name));
-    if !path.is_file() {
+    if path.symlink_metadata().is_err_and(|it| it.kind() == ErrorKind::NotFound) {
         return Ok(None);
     }
     let map = Mapped::open(&path).map_err(|it| CheckpointError::io("read", &path, &it))?;

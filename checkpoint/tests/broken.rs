@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use checkpoint::archive::{object_item, tensor_item};
 use checkpoint::diff::{Change, diff};
@@ -159,6 +160,7 @@ fn what_is_whole_has_no_problem() {
     }
 }
 
+// C49
 #[test]
 fn a_bit_that_flipped_is_found() {
     let path = written("flipped");
@@ -198,6 +200,63 @@ fn a_file_that_is_cut_off_is_found() {
         &path,
         &[("PL0705", SECOND, "w", Some(ITEM), "the file ends at byte 777: it is cut off")],
     );
+}
+
+#[test]
+fn a_file_that_is_cut_off_is_one_problem() {
+    let path = written("truncated_early");
+    edit(&path, FIRST, |it| it.truncate(9));
+    let text = "the file ends at byte 9: it is cut off; and 2 more items";
+    check(&path, &[("PL0705", FIRST, "v", Some(0), text)]);
+}
+
+/// Opening a pipe waits for ever, and `/dev/zero` has no end.
+#[test]
+fn only_regular_files_are_read() {
+    let pipe = |path: &Path| {
+        let _ = fs::remove_file(path);
+        assert!(Command::new("mkfifo").arg(path).status().expect("mkfifo runs").success());
+    };
+    let text = "it is no regular file";
+    let path = written("pipes");
+    pipe(&path.join(sums::file_name(FIRST)));
+    check(&path, &[("PL0702", FIRST, "", None, text)]);
+    let path = written("pipe_of_data");
+    pipe(&path.join(SECOND));
+    check(&path, &[("PL0702", SECOND, "v", Some(0), text)]);
+    pipe(&path.join(".metadata"));
+    for path in [&path, &path.join(SECOND), Path::new("/dev/zero")] {
+        let error = Checkpoint::open(path).unwrap_err();
+        assert!(error.code() == "PL0702" && error.to_string().contains(text), "{error}");
+    }
+}
+
+/// What a file says is not printed without end.
+#[test]
+fn a_name_in_latest_is_quoted_in_part() {
+    let path = folder("long_latest");
+    fs::write(path.join("latest"), "x".repeat(1 << 20)).unwrap();
+    let error = Checkpoint::open(&path).unwrap_err().to_string();
+    assert!(error.contains(&format!("names `{}..`", "x".repeat(100))), "{error}");
+    let header = format!("{{\"w\": \"{}\"}}", "x".repeat(1 << 20));
+    let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    fs::write(path.join("a.safetensors"), bytes).unwrap();
+    let error = Checkpoint::open(&path.join("a.safetensors")).unwrap_err().to_string();
+    assert!(error.contains("`w` in its header") && error.chars().count() < 2000, "{error}");
+}
+
+#[test]
+fn files_that_are_no_checkpoint_are_named() {
+    let path = folder("other_files");
+    let check = |name: &str, content: &[u8], expect: &str| {
+        fs::write(path.join(name), content).unwrap();
+        let error = Checkpoint::open(&path.join(name)).unwrap_err();
+        assert!(error.code() == "PL0701" && error.to_string().contains(expect), "{error}");
+    };
+    let (head, tail) = tensor_item(StoredType::F32, &[1], crc32(&[0; 4]));
+    check("model.pt", &[head, vec![0; 4], tail].concat(), "one file of `torch.save`; in Python");
+    check("llama.plan", b"plan 1", "it is a plan; checkpoints are");
+    check("llama.ron", b"Model(name: \"a\")", "it is a model; checkpoints are");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use checkpoint::hf::params::Param;
 use checkpoint::hf::write::{Entry, SafetensorsFile, sort};
 use checkpoint::hf::{Mismatch, TransferError};
 use checkpoint::mapping::Mapping;
-use checkpoint::{Checkpoint, StoredType, full};
+use checkpoint::{Checkpoint, PathPart, StoredType, full};
 use safetensors::SafeTensors;
 
 fn golden(path: &str) -> PathBuf {
@@ -448,4 +448,101 @@ fn what_safetensors_cannot_hold_is_said() {
     let error = full::export(&source, &folder.join("full.safetensors")).unwrap_err();
     assert_eq!(error.code(), "PL0789");
     assert!(!folder.join("full.safetensors").exists());
+}
+
+/// `dcp.save(model.state_dict())` has no outer key `model`, and `dcp.save({"model": .., "ema": ..})` has.
+#[test]
+fn a_flat_state_dict_keeps_its_names() {
+    let export = |test: &str, paths: &[&[&str]]| {
+        let root = folder(test);
+        let mut out = full::Writer::create(&root, 1).unwrap();
+        for path in paths {
+            let parts = path.iter().map(|it| PathPart::Key(it.to_string())).collect();
+            out.tensor(&[(path.join("."), parts)], StoredType::F32, &[1], |put| put(&[0; 4]))
+                .unwrap();
+        }
+        out.finish().unwrap();
+        let source = Checkpoint::open(&root).unwrap();
+        let mapping = Mapping::built_in("hf").unwrap();
+        let options = export::Options { mapping: &mapping, dtype: None, max_shard: 1 << 20 };
+        let export = export::plan(&source, &options).unwrap();
+        export.write(&root.join("hf"), None).unwrap();
+        let hf = Checkpoint::open(&root.join("hf")).unwrap();
+        let keys: Vec<String> = hf.tensors().map(|it| it.0.to_string()).collect();
+        (keys, export.left_out)
+    };
+    let flat: [&[&str]; 2] = [&["lm_head.weight"], &["model.norm.weight"]];
+    assert_eq!(
+        export("flat", &flat),
+        (vec!["lm_head.weight".to_string(), "model.norm.weight".to_string()], vec![])
+    );
+    // Nothing else tells that `model.` belongs to the name.
+    assert_eq!(export("flat_tied", &flat[1..]).0, ["model.norm.weight"]);
+    let nested: [&[&str]; 3] =
+        [&["model", "norm.weight"], &["ema", "norm.weight"], &["optim", "state", "a", "exp_avg"]];
+    assert_eq!(
+        export("nested", &nested),
+        (vec!["norm.weight".to_string()], vec!["ema.norm.weight".to_string()])
+    );
+}
+
+/// What is left of an export that was interrupted looks like no model, and is replaced by the next one.
+#[test]
+fn an_export_is_there_when_it_is_whole() {
+    let root = folder("interrupted");
+    let values = vec![0.0; 256];
+    let path = root.join("a.safetensors");
+    write(&path, &owned(&[("planc.step", vec![], vec![1.0]), ("model.w", vec![256], values)]));
+    let source = Checkpoint::open(&path).unwrap();
+    let mapping = Mapping::built_in("hf").unwrap();
+    let options = export::Options { mapping: &mapping, dtype: None, max_shard: 1 << 20 };
+    let export = export::plan(&source, &options).unwrap();
+    let part = root.join(".hf.tmp");
+    fs::create_dir(&part).unwrap();
+    fs::write(part.join("model-00001-of-00002.safetensors"), "").unwrap();
+    export.write(&root.join("hf"), None).unwrap();
+    assert!(!part.exists());
+    let names = |path: &Path| {
+        let names = fs::read_dir(path).unwrap().map(|it| it.unwrap().file_name());
+        names.collect::<std::collections::BTreeSet<_>>()
+    };
+    let expect = ["model.safetensors", "model.safetensors.index.json"];
+    assert_eq!(names(&root.join("hf")), expect.map(Into::into).into());
+    // A folder that is there may be a mount.
+    fs::create_dir_all(root.join("mount/.tmp")).unwrap();
+    fs::write(root.join("mount/.tmp/model-00001-of-00002.safetensors"), "").unwrap();
+    assert_eq!(Checkpoint::open(&root.join("mount")).unwrap_err().code(), "PL0701");
+    export.write(&root.join("mount"), None).unwrap();
+    assert_eq!(names(&root.join("mount")), expect.map(Into::into).into());
+}
+
+/// What loading would refuse is not imported as step 0, or as step 2^64 - 1.
+#[test]
+fn a_step_that_is_no_count_is_refused() {
+    let root = folder("bad_steps");
+    let path = root.join("full.safetensors");
+    let check = |key: &str, dtype, shape: &[u64], bytes: &[u8], expect: Result<u64, &str>| {
+        let entry = Entry { key: key.into(), dtype, shape: shape.into() };
+        let mut file = SafetensorsFile::create(&path, &[entry], &BTreeMap::new()).unwrap();
+        file.write(bytes).unwrap();
+        file.finish().unwrap();
+        match (full::import(&path, &root.join("ckpt")), expect) {
+            (Ok(it), Ok(step)) => assert_eq!(it.step, step),
+            (Err(it), Err(expect)) => {
+                assert_eq!(it.code(), "PL0705");
+                let text = it.to_string();
+                assert!(text.contains(key) && text.ends_with(expect), "{text}");
+                assert!(!root.join("ckpt").exists(), "nothing is written");
+            }
+            (found, expect) => panic!("{key}: {found:?}, expected {expect:?}"),
+        }
+    };
+    let i64 = StoredType::I64;
+    check("planc.step", i64, &[], &(-1i64).to_le_bytes(), Err("and is -1"));
+    check("planc.sample", i64, &[], &(-5i64).to_le_bytes(), Err("and is -5"));
+    check("planc.step", StoredType::F64, &[], &f64::NAN.to_le_bytes(), Err("and is NaN"));
+    check("planc.step", i64, &[2], &[0; 16], Err("and is int64[2]"));
+    check("planc.seed", StoredType::Bool, &[], &[1], Err("and is bool[]"));
+    check("planc.seed", i64, &[], &(-1i64).to_le_bytes(), Ok(0));
+    check("planc.step", i64, &[], &7i64.to_le_bytes(), Ok(7));
 }

@@ -7,6 +7,7 @@ mod import;
 mod ls;
 mod reshard;
 mod show;
+mod target;
 mod verify;
 
 use std::path::{Path, PathBuf};

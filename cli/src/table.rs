@@ -102,10 +102,14 @@ impl Table {
         for row in &self.rows {
             let mut line = " ".repeat(self.indent);
             for ((cell, align), width) in row.iter().zip(&self.aligns).zip(&widths) {
-                match align {
-                    Align::Left => line.push_str(&format!("{cell:<width$}  ")),
-                    Align::Right => line.push_str(&format!("{cell:>width$}  ")),
-                }
+                // `format!` takes widths up to 65535, and keys may be longer.
+                let padding = " ".repeat(width - cell.chars().count());
+                let cell = match align {
+                    Align::Left => [cell, padding.as_str()],
+                    Align::Right => [padding.as_str(), cell],
+                };
+                line.extend(cell);
+                line.push_str("  ");
             }
             res.push_str(line.trim_end());
             res.push('\n');
@@ -161,6 +165,8 @@ mod tests {
         table.row(["dp".to_string(), "12".to_string()]);
         table.row(["dp, tp".to_string(), "3".to_string()]);
         check(table.text(), "  dp      12\n  dp, tp   3\n");
+        table.row(["k".repeat(1 << 16), "1".to_string()]);
+        assert_eq!(table.text().lines().map(str::len).max(), Some(2 + (1 << 16) + 2 + 2));
     }
 
     #[test]

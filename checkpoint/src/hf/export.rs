@@ -23,12 +23,17 @@ use super::write::{Entry, SafetensorsFile, sort};
 use crate::dtype::StoredType;
 use crate::error::CheckpointError;
 use crate::mapping::{Blocks, Mapping};
-use crate::metadata::{Item, StoredTensor};
+use crate::metadata::{Item, PathPart, StoredTensor};
 use crate::open::Checkpoint;
 use crate::save::folder::write_synced;
 
-/// What stands before the name of a parameter.
+/// What stands before the name of a parameter where the dict of the model is one of several.
 const MODEL: &str = "model.";
+
+const INDEX: &str = "model.safetensors.index.json";
+const CONFIG: &str = "config.json";
+/// The folder in which files are until all are there, or how its name ends.
+const UNFINISHED: &str = ".tmp";
 
 /// How weights go out.
 #[derive(Debug, Clone, Copy)]
@@ -51,6 +56,8 @@ pub struct Export<'a> {
     params: BTreeMap<String, Vec<u64>>,
     /// Names that are left out, each with the one under which its tensor is stored.
     pub dropped: Vec<(String, String)>,
+    /// Tensors that are neither weights nor state of the optimizer or of planc.
+    pub left_out: Vec<String>,
     /// Whether the head is tied to the embedding, as a config says.
     pub tied: bool,
     max_shard: u64,
@@ -84,8 +91,18 @@ pub fn plan<'a>(
     options: &Options<'_>,
 ) -> Result<Export<'a>, TransferError> {
     let mapping = options.mapping;
-    let stored: BTreeMap<&str, &StoredTensor> =
-        source.tensors().filter_map(|(key, it)| Some((key.strip_prefix(MODEL)?, it))).collect();
+    let prefix = if is_nested(source) { MODEL } else { "" };
+    let mut stored: BTreeMap<&str, &StoredTensor> = BTreeMap::new();
+    let mut left_out = Vec::new();
+    for (key, it) in source.tensors() {
+        match key.strip_prefix(prefix) {
+            Some(name) if prefix == MODEL || it.path.len() < 2 && !is_state(key) => {
+                stored.insert(name, it);
+            }
+            _ if is_state(key) => (),
+            _ => left_out.push(key.to_string()),
+        }
+    }
     if stored.is_empty() {
         let (path, what) = (source.path().to_path_buf(), "tensor");
         let near = source.tensors().next().map(|it| it.0.to_string());
@@ -125,7 +142,7 @@ pub fn plan<'a>(
             continue;
         }
         let fused = Fused { rows, blocks, transpose: back.transpose };
-        let keys = back.params.iter().map(|it| format!("{MODEL}{it}")).collect();
+        let keys = back.params.iter().map(|it| format!("{prefix}{it}")).collect();
         let entry = Entry { key: back.key.clone(), dtype, shape };
         tensors.insert(back.key, Tensor { entry, keys, fused });
     }
@@ -139,7 +156,26 @@ pub fn plan<'a>(
         .collect();
     let tied = dropped.iter().any(|it| mapping.is_alias(&it.0));
     let params = stored.iter().map(|(name, it)| (name.to_string(), it.shape.clone())).collect();
-    Ok(Export { source, tensors, params, dropped, tied, max_shard: options.max_shard })
+    let max_shard = options.max_shard;
+    Ok(Export { source, tensors, params, dropped, left_out, tied, max_shard })
+}
+
+/// Whether weights are in a dict `model` beside others, and `model.` is no part of their names: as the paths of
+/// keys say, or the other keys where a file has no paths.
+fn is_nested(source: &Checkpoint) -> bool {
+    let in_model = |it: &StoredTensor| {
+        it.path.len() > 1 && matches!(&it.path[0], PathPart::Key(it) if it == "model")
+    };
+    if source.tensors().any(|(_, it)| !it.path.is_empty()) {
+        return source.tensors().any(|(_, it)| in_model(it));
+    }
+    let is_other = |key: &str| !key.starts_with(MODEL) && !is_state(key);
+    source.tensors().any(|it| is_state(it.0)) && !source.tensors().any(|it| is_other(it.0))
+}
+
+/// Whether a key is of the optimizer's state or of planc's.
+fn is_state(key: &str) -> bool {
+    key.starts_with("optim.") || key.starts_with("planc.")
 }
 
 fn converts(from: StoredType, to: StoredType) -> bool {
@@ -240,7 +276,8 @@ impl Export<'_> {
         mismatch.check()
     }
 
-    /// Writes the files into `folder`, which has none yet. `config` is written with what the weights say
+    /// Writes the files into `folder`, which has none yet, and has all or none of them then: the index comes first
+    /// where it is there already. `config` is written with what the weights say
     /// of tie and type.
     ///
     /// # Errors
@@ -250,12 +287,47 @@ impl Export<'_> {
         folder: &Path,
         config: Option<&Map<String, Value>>,
     ) -> Result<Written, TransferError> {
-        fs::create_dir_all(folder).map_err(|it| CheckpointError::io("create", folder, &it))?;
-        let mut names =
-            fs::read_dir(folder).map_err(|it| CheckpointError::io("read", folder, &it))?;
-        if names.next().is_some() {
-            return Err(TransferError::Occupied { path: folder.to_path_buf() });
+        let is_new = !folder.exists();
+        if !is_new {
+            let names = fs::read_dir(folder);
+            let names = names.map_err(|it| CheckpointError::io("read", folder, &it))?;
+            if names.flatten().any(|it| it.file_name() != UNFINISHED) {
+                return Err(TransferError::Occupied { path: folder.to_path_buf() });
+            }
         }
+        // A folder that is there may be a file system of its own, which nothing can be renamed into.
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let part = match is_new {
+            true => folder.with_file_name(format!(".{name}{UNFINISHED}")),
+            false => folder.join(UNFINISHED),
+        };
+        let rename = |from: &Path, to: &Path| {
+            fs::rename(from, to).map_err(|it| CheckpointError::io("rename", from, &it))
+        };
+        let written = self.write_files(&part, config).and_then(|(written, names)| {
+            if is_new {
+                rename(&part, folder)?;
+                return Ok(written);
+            }
+            names.iter().try_for_each(|it| rename(&part.join(it), &folder.join(it)))?;
+            fs::remove_dir(&part).map_err(|it| CheckpointError::io("remove", &part, &it))?;
+            Ok(written)
+        });
+        // What is left if even that fails has a name that says what it is.
+        written.inspect_err(|_| _ = fs::remove_dir_all(&part))
+    }
+
+    /// Writes the files; what there are and their names, the index first.
+    fn write_files(
+        &self,
+        folder: &Path,
+        config: Option<&Map<String, Value>>,
+    ) -> Result<(Written, Vec<String>), TransferError> {
+        if folder.is_dir() {
+            fs::remove_dir_all(folder).map_err(|it| CheckpointError::io("remove", folder, &it))?;
+        }
+        fs::create_dir_all(folder).map_err(|it| CheckpointError::io("create", folder, &it))?;
+        let mut names = vec![INDEX.to_string()];
         let shards = self.shards();
         let mut weight_map = BTreeMap::new();
         let mut res = Written { files: shards.len() as u64, ..Written::default() };
@@ -270,17 +342,19 @@ impl Export<'_> {
                 res.tensors += 1;
                 res.bytes += it.entry.bytes();
             }
+            names.push(name);
         }
         if let Some(config) = config {
             let mut config = config.clone();
             config.insert("tie_word_embeddings".into(), json!(self.tied));
             config.remove("dtype");
             config.insert("torch_dtype".into(), json!(self.tensors[0].entry.dtype.torch()));
-            write_json(&folder.join("config.json"), &Value::Object(config))?;
+            write_json(&folder.join(CONFIG), &Value::Object(config))?;
+            names.push(CONFIG.to_string());
         }
         let index = json!({ "metadata": { "total_size": res.bytes }, "weight_map": weight_map });
-        write_json(&folder.join("model.safetensors.index.json"), &index)?;
-        Ok(res)
+        write_json(&folder.join(INDEX), &index)?;
+        Ok((res, names))
     }
 
     /// Consecutive tensors that fit into a file.

@@ -6,7 +6,7 @@
 
 use super::Value;
 use crate::dtype::StoredType;
-use crate::error::Broken;
+use crate::error::{Broken, short};
 
 /// What is being read, which decides the globals that may be named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -391,7 +391,7 @@ impl<'a> Machine<'a> {
             }
             None => Err(Broken::Refused {
                 at: start as u64,
-                global: format!("{module}.{name}"),
+                global: short(&format!("{module}.{name}")),
                 what: self.kind.name(),
             }),
         }

@@ -9,7 +9,8 @@ use checkpoint::{Checkpoint, StoredType, full};
 use ir::model::MeshSpec;
 use serde_json::{Map, Value, json};
 
-use super::import::{failure, mapping, moved_text};
+use super::import::{failure, listed, mapping, moved_text};
+use super::target;
 use crate::input::{self, File};
 use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::{bytes, plural};
@@ -45,7 +46,7 @@ struct Hf {
     #[arg(long, value_enum, value_name = "TYPE")]
     dtype: Option<Float>,
     /// The model's config: names and shapes must be those that it describes. It is written, too.
-    #[arg(long, value_name = "config.json")]
+    #[arg(long, value_name = "config.json|DIR")]
     config: Option<PathBuf>,
     /// How parameters become keys: hf, or a file (docs/checkpoints.md).
     #[arg(long, value_name = "NAME|FILE.ron", default_value = "hf")]
@@ -61,6 +62,9 @@ struct Full {
     /// Where to write.
     #[arg(short, long, value_name = "FILE.safetensors")]
     output: PathBuf,
+    /// Replace a file that is there.
+    #[arg(long)]
+    force: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -96,6 +100,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         To::Hf(it) => hf(it, ui),
         To::Full(it) => {
             let source = Checkpoint::open(&it.source).map_err(|it| failure(&it.into()))?;
+            target::check_file(&it.output, it.force)?;
             let moved = full::export(&source, &it.output).map_err(|it| failure(&it))?;
             moved_text(source.path(), &it.output, &moved, ui)
         }
@@ -116,6 +121,9 @@ fn hf(args: &Hf, ui: &Ui) -> Outcome {
     };
     let export = export::plan(&source, &options).map_err(|it| failure(&it))?;
     let config = args.config.as_deref().map(|it| checked_config(it, &export)).transpose()?;
+    if let Some(folder) = args.output.parent() {
+        target::outside_checkpoint(folder)?;
+    }
     let written = export.write(&args.output, config.as_ref()).map_err(|it| failure(&it))?;
     match ui.format {
         Format::Json => print_json(&json!({
@@ -125,6 +133,7 @@ fn hf(args: &Hf, ui: &Ui) -> Outcome {
             "files": written.files,
             "tie_word_embeddings": export.tied,
             "dropped": export.dropped,
+            "left_out": export.left_out,
             "warnings": source.warnings(),
         })),
         Format::Text if ui.quiet => Ok(()),
@@ -140,6 +149,7 @@ fn hf(args: &Hf, ui: &Ui) -> Outcome {
             for (alias, owner) in &export.dropped {
                 print(&format!("tied: `{alias}` is `{owner}`, which is stored\n"));
             }
+            print(&listed("left out", &export.left_out));
             source.warnings().iter().for_each(|it| print(&format!("warning: {it}\n")));
             Ok(())
         }
@@ -148,6 +158,7 @@ fn hf(args: &Hf, ui: &Ui) -> Outcome {
 
 /// A config, of whose model these are the weights.
 fn checked_config(path: &Path, export: &Export<'_>) -> Outcome<Map<String, Value>> {
+    let path = &if path.is_dir() { path.join("config.json") } else { path.to_path_buf() };
     let file = File::read(path)?;
     let choices = Choices { name: None, batch: 1, sequence: None };
     let imported = config::model_ron(&file.text, &choices)

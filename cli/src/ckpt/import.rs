@@ -9,6 +9,7 @@ use checkpoint::mapping::Mapping;
 use checkpoint::{Checkpoint, full};
 use serde_json::json;
 
+use super::target;
 use crate::input::{File, Input, ModelArgs, reason};
 use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::{bytes, plural};
@@ -72,6 +73,9 @@ struct Full {
     /// The folder of checkpoints to write into.
     #[arg(short, long, value_name = "CKPT")]
     output: PathBuf,
+    /// Replace what is there, and let `latest` go back to an older step.
+    #[arg(long)]
+    force: bool,
 }
 
 /// What imports of weights have in common.
@@ -86,6 +90,9 @@ struct Common {
     /// The folder of checkpoints to write into.
     #[arg(short, long, value_name = "CKPT")]
     output: PathBuf,
+    /// Replace what is there, and let `latest` go back to an older step.
+    #[arg(long)]
+    force: bool,
     /// Only keys that start with this are read, without it.
     #[arg(long, value_name = "TEXT", default_value = "")]
     prefix: String,
@@ -135,6 +142,7 @@ fn weights(path: &Path, common: &Common, map: &str, saved_tp: Option<u64>, ui: &
     };
     let import = import::plan(&source, keys.as_ref(), params(&graph), &options)
         .map_err(|it| failure(&it))?;
+    target::check_step(&common.output, 0, common.force)?;
     let written = import.write(&common.output).map_err(|it| failure(&it))?;
     let target = common.output.join("step-0");
     match ui.format {
@@ -169,6 +177,9 @@ fn weights(path: &Path, common: &Common, map: &str, saved_tp: Option<u64>, ui: &
 }
 
 fn whole(args: &Full, ui: &Ui) -> Outcome {
+    let source = Checkpoint::open(&args.source).map_err(|it| failure(&it.into()))?;
+    let step = full::step(&source).map_err(|it| failure(&it.into()))?;
+    target::check_step(&args.output, step, args.force)?;
     let moved = full::import(&args.source, &args.output).map_err(|it| failure(&it))?;
     let target = args.output.join(format!("step-{}", moved.step));
     moved_text(&args.source, &target, &moved, ui)
@@ -201,11 +212,11 @@ pub fn moved_text(from: &Path, to: &Path, moved: &full::Moved, ui: &Ui) -> Outco
 }
 
 /// Names that differ in numbers only are one, with a `*` for the numbers.
-fn listed(what: &str, names: &[String]) -> String {
+pub fn listed(what: &str, names: &[String]) -> String {
     if names.is_empty() {
         return String::new();
     }
-    let mut folded: Vec<String> = names.iter().map(|it| fold(it)).collect();
+    let mut folded: Vec<String> = names.iter().map(|it| super::clean(&fold(it))).collect();
     folded.sort();
     folded.dedup();
     format!("{what}: {} ({})\n", plural(names.len() as u64, "tensor"), folded.join(", "))

@@ -1,5 +1,8 @@
 //! `planc ckpt ls`: the keys of a checkpoint.
 
+use std::fs;
+use std::path::Path;
+
 use checkpoint::Checkpoint;
 use serde::Serialize;
 
@@ -20,7 +23,10 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let One { path, keys } = &args.checkpoint;
     let checkpoint = open(path)?;
     keys.check(&checkpoint)?;
-    let view = View::of(&checkpoint, |it| keys.fit(it));
+    let mut view = View::of(&checkpoint, |it| keys.fit(it));
+    if checkpoint.path() != path {
+        view.steps = steps(path, checkpoint.path());
+    }
     match ui.format {
         Format::Json => print_json(&view),
         Format::Text => {
@@ -32,11 +38,38 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
 
 #[derive(Debug, Serialize)]
 struct View {
+    /// Those beside it, and itself, where `latest` chose it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    steps: Vec<StepView>,
     path: String,
     files: usize,
     tensors: Vec<TensorView>,
     objects: Vec<ObjectView>,
     warnings: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct StepView {
+    name: String,
+    /// Of all its files.
+    bytes: u64,
+    latest: bool,
+}
+
+/// The checkpoints of a folder by their steps, if there are several; `latest` is the one that is listed.
+fn steps(folder: &Path, latest: &Path) -> Vec<StepView> {
+    let mut res: Vec<(u64, StepView)> = Vec::new();
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (path, Ok(name)) = (entry.path(), entry.file_name().into_string()) else { continue };
+        let step = name.strip_prefix("step-").and_then(|it| it.parse().ok());
+        if let Some(step) = step.filter(|_| path.join(".metadata").is_file()) {
+            let files = fs::read_dir(&path).into_iter().flatten().flatten();
+            let bytes = files.filter_map(|it| Some(it.metadata().ok()?.len())).sum();
+            res.push((step, StepView { name, bytes, latest: path == latest }));
+        }
+    }
+    res.sort_by_key(|it| it.0);
+    if res.len() > 1 { res.into_iter().map(|it| it.1).collect() } else { Vec::new() }
 }
 
 #[derive(Debug, Serialize)]
@@ -85,6 +118,7 @@ impl View {
         });
         let objects = checkpoint.objects().filter(|it| fits(it));
         View {
+            steps: Vec::new(),
             path: checkpoint.path().display().to_string(),
             files: checkpoint.files().len(),
             tensors: tensors.collect(),
@@ -95,14 +129,20 @@ impl View {
 
     fn text(&self) -> String {
         let size = self.tensors.iter().map(|it| it.bytes).sum();
-        let mut res = format!(
+        let mut steps = Table::new(0, &[Align::Left, Align::Right, Align::Left]);
+        for it in &self.steps {
+            let latest = if it.latest { "latest" } else { "" };
+            steps.row([clean(&it.name), bytes(it.bytes), latest.to_string()]);
+        }
+        let mut res = steps.text();
+        res.push_str(&format!(
             "{}: {} of {}, {} in {}\n",
             self.path,
             plural(self.tensors.len() as u64, "tensor"),
             bytes(size),
             plural(self.objects.len() as u64, "object"),
             plural(self.files as u64, "file"),
-        );
+        ));
         let mut table =
             Table::new(2, &[Align::Left, Align::Left, Align::Right, Align::Right, Align::Left]);
         for it in &self.tensors {

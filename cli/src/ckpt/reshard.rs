@@ -12,7 +12,7 @@ use crate::run::failure;
 use crate::table::{Align, Table, bytes, plural};
 use crate::words::mesh_text;
 
-use super::clean;
+use super::{clean, target};
 
 /// Ranks that are listed, unless in JSON.
 const LISTED: usize = 64;
@@ -37,6 +37,9 @@ pub struct Args {
     /// Where to write: `step-N` and `latest` in this folder.
     #[arg(long, short, value_name = "DIR", required_unless_present = "dry_run")]
     output: Option<PathBuf>,
+    /// Replace what is there, and let `latest` go back to an older step.
+    #[arg(long)]
+    force: bool,
     /// Keys that need not be in the checkpoint, as in `optim.*`.
     #[arg(long, value_name = "GLOB", num_args = 1..)]
     allow_missing: Vec<String>,
@@ -69,6 +72,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         )));
     }
     if let (false, Some(output)) = (args.dry_run, &args.output) {
+        target::check_step(output, reshard.step(), args.force)?;
         let report = reshard.write(output).map_err(|it| failure(&it, output))?;
         view.written = Some(Written {
             path: report.path.display().to_string(),

@@ -937,4 +937,12 @@ pub const CODES: &[Code] = &[
         example: "planc ckpt export hf ckpt/ -o old_model/.",
         fix: "Name a new folder, or empty it.",
     },
+    Code {
+        code: "PL0791",
+        title: "output that would replace what is there",
+        text: "`planc ckpt` writes over no file and no checkpoint unasked, lets `latest` not go back to an \
+               older step, since a run would go on from there, and writes nothing into a checkpoint.",
+        example: "planc ckpt import full full.safetensors -o ckpt, where ckpt has that step.",
+        fix: "Name another place. `--force` replaces a regular file or a checkpoint.",
+    },
 ];

@@ -71,6 +71,22 @@ fn damage_is_found() {
     assert_eq!(found[0]["problems"][0]["code"], "PL0706");
 }
 
+/// Where there is no mesh, no plan and no GPU.
+// C63
+#[test]
+fn what_eight_ranks_saved_is_listed_anywhere() {
+    let folder = Folder::new("ckpt_ls_steps", &[]);
+    folder.works("run model.ron --mesh 2x4 --steps 2 --save ckpt --save-every 1 -q");
+    let said = folder.works("ckpt ls ckpt");
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines[0].starts_with("step-1 ") && !lines[0].ends_with("latest"), "{said}");
+    assert!(lines[1].starts_with("step-2 ") && lines[1].ends_with("  latest"), "{said}");
+    assert!(lines[2].starts_with("ckpt/step-2: ") && lines[2].ends_with("8 files"), "{said}");
+    let embedding = lines.iter().find(|it| it.ends_with(" model.model.embed_tokens.weight"));
+    assert!(embedding.is_some_and(|it| it.contains("float32")), "{said}");
+    assert!(folder.works("ckpt ls ckpt/step-1").starts_with("ckpt/step-1: "));
+}
+
 /// The case of pytorch/pytorch#168134: all is there, and PyTorch reads it wrong.
 #[test]
 fn wrong_boxes_are_a_warning() {

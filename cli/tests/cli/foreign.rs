@@ -68,7 +68,9 @@ fn round_trip(name: &str, export: &str) -> (Folder, Tensors) {
         // f32 against float64, over layers of 16 features.
         assert!((loss - expect).abs() < 1e-5, "{name} on {mesh}: {loss}, numpy {expect}");
     }
-    folder.works(&format!("ckpt export hf ckpt -o out --config {hf_text}/config.json {export}"));
+    let again = folder.planc(&format!("import hf {hf_text} -o {name}.ron"));
+    assert!(again.code == 1 && again.stderr.contains("`-o model.ron`"), "{}", again.stderr);
+    folder.works(&format!("ckpt export hf ckpt -o out --config {hf_text} {export}"));
     let config: Value = serde_json::from_str(&folder.read("out/config.json")).expect("JSON");
     assert_eq!(config["tie_word_embeddings"], true);
     let found = tensors(&folder.0.join("out"));
@@ -236,4 +238,36 @@ fn transformer_engine_comes_in() {
     folder.write("map.ron", "Mapping(rules: [Map(from: \"a.{n}\", to: [\"b\"])])");
     let ran = folder.planc(line);
     assert!(ran.code == 1 && ran.stderr.contains("PL0785"), "{}", ran.stderr);
+}
+
+/// Files, checkpoints and `latest` are replaced only with `--force`, and checkpoints are not written into.
+#[test]
+fn nothing_is_replaced_unasked() {
+    let folder = Folder::new("foreign_replace", &[]);
+    folder.works("run model.ron --mesh 1 --steps 2 --save ckpt -q");
+    let refused = |line: &str, expect: &str| {
+        let ran = folder.planc(line);
+        assert_eq!(ran.code, 1, "planc {line}");
+        let is_it = ran.stderr.contains("PL0791") && ran.stderr.contains(expect);
+        assert!(is_it, "no `{expect}` in {}", ran.stderr);
+    };
+    folder.write("full.safetensors", "mine");
+    refused("ckpt export full ckpt -o full.safetensors", "`full.safetensors` is there already");
+    assert_eq!(folder.read("full.safetensors"), "mine");
+    folder.works("ckpt export full ckpt -o full.safetensors --force");
+    refused("ckpt export full ckpt -o ckpt --force", "`ckpt` is no regular file");
+    refused("ckpt export full ckpt -o ckpt/step-2/a.safetensors", "`ckpt/step-2` is a checkpoint");
+    refused("ckpt export hf ckpt -o ckpt/step-2/hf", "`ckpt/step-2` is a checkpoint");
+    let import = "ckpt import full full.safetensors -o ckpt";
+    refused(import, "`ckpt/step-2` is there already");
+    folder.works(&format!("{import} --force"));
+    let reshard = "ckpt reshard ckpt --plan model.ron --mesh 2 -o ckpt";
+    refused(reshard, "`ckpt/step-2` is there already");
+    folder.works(&format!("{reshard} --dry-run"));
+    folder.works("ckpt export hf ckpt -o hf");
+    let import = "ckpt import hf hf --model model.ron -o ckpt";
+    refused(import, "`latest` in `ckpt` would go back from step 2 to step 0");
+    assert_eq!(folder.read("ckpt/latest"), "step-2");
+    folder.works(&format!("{import} --force"));
+    assert_eq!(folder.read("ckpt/latest"), "step-0");
 }
