@@ -1,7 +1,7 @@
 //! `reshard`: a checkpoint, written anew as the ranks of a plan would have saved it.
 //!
 //! No rank runs for that: each part that a rank answers for is read where it is and written to that rank's
-//! file, some rows at a time. Every byte of the state is read once, by whom [`reads`] says.
+//! file, some rows at a time. Every byte of the state is read once, by whom [`Reshard::reads`] says.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
