@@ -522,6 +522,18 @@ pub enum RunError {
         /// Its error, which names the file.
         why: String,
     },
+    /// A folder to save into that another run has saved into.
+    #[error(
+        "`{0}` holds checkpoints of another run, up to step {step}; add `--load {0}` to go on from it, name \
+         another folder, or `--overwrite` to start anew in it",
+        path.display()
+    )]
+    FolderInUse {
+        /// The folder.
+        path: PathBuf,
+        /// The newest of its checkpoints.
+        step: u64,
+    },
     /// A checkpoint that is not of this plan.
     #[error(
         "checkpoint `{}` does not fit the plan: {}; load it with the model that it was saved with, or \
@@ -663,6 +675,7 @@ impl RunError {
             RunError::Layout(_) => "PL0750",
             RunError::NotSaved { .. } => "PL0751",
             RunError::LoadMismatch { .. } => "PL0752",
+            RunError::FolderInUse { .. } => "PL0755",
         }
     }
 
@@ -725,7 +738,8 @@ impl RunError {
             | RunError::Checkpoint(_)
             | RunError::Layout(_)
             | RunError::NotSaved { .. }
-            | RunError::LoadMismatch { .. } => false,
+            | RunError::LoadMismatch { .. }
+            | RunError::FolderInUse { .. } => false,
         }
     }
 

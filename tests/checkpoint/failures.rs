@@ -58,7 +58,8 @@ fn a_step_is_saved_again() {
     let plan = compile(SMALL, "2", &[]);
     train(&plan, &options(2, saving(&folder, 2).unwrap()));
     let first = files(&folder.join("step-2"));
-    let other = TrainOptions { seed: Some(9), ..options(2, saving(&folder, 2).unwrap()) };
+    let save = SaveOptions { overwrite: true, ..saving(&folder, 2).unwrap() };
+    let other = TrainOptions { seed: Some(9), ..options(2, save) };
     train(&plan, &other);
     let second = files(&folder.join("step-2"));
     assert!(first.keys().eq(second.keys()) && first != second);

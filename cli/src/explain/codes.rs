@@ -848,6 +848,16 @@ pub const CODES: &[Code] = &[
               differ (`optim.*` to load weights alone), `--cast` rounds other floating-point types.",
     },
     Code {
+        code: "PL0755",
+        title: "a folder with checkpoints of another run",
+        text: "`--save` names a folder that holds checkpoints which this run does not go on from. Steps of two \
+               runs side by side would look like one history, and `--keep` would remove those of the other.",
+        example: "A command line with `--save ckpt` that is started a second time.",
+        fix: "Go on from it with `--load`, or with `--resume`, which also starts the first time. Or name another \
+              folder. With `--overwrite` the run starts anew, and the checkpoints that are there are removed \
+              once there is a new one.",
+    },
+    Code {
         code: "PL0780",
         title: "a config.json that cannot be read",
         text: "`planc import hf` was given something that is no JSON object, or a field is missing or of \

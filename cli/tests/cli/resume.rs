@@ -100,24 +100,61 @@ fn a_file_that_cannot_grow_is_named() {
         let planc = env!("CARGO_BIN_EXE_planc");
         // Blocks of 512 or 1024 bytes: less than a rank writes.
         let line = format!(
-            "trap '' XFSZ; ulimit -f 200; exec {planc} run model.ron --mesh 2 --steps 2 --save ckpt {more}"
+            "trap '' XFSZ; ulimit -f 200; exec {planc} run model.ron --mesh 2 --save ckpt --load ckpt {more}"
         );
         let ran = Command::new("bash").arg("-c").arg(line).current_dir(&folder.0).output();
         let ran = ran.expect("bash starts");
         (ran.status.code(), String::from_utf8(ran.stderr).expect("text"))
     };
-    for more in ["", "--async-save"] {
+    for more in ["--steps 2", "--steps 2 --async-save"] {
         let (code, stderr) = run(more);
         assert_eq!(code, Some(1), "{stderr}");
         let words = stderr.split_whitespace().collect::<Vec<&str>>().join(" ").replace(" | ", " ");
         assert!(words.contains("`ckpt/step-2` was not saved: rank"), "{stderr}");
         assert!(words.contains("_0.distcp`: File too large"), "{stderr}");
     }
-    let (code, stderr) = run("--save-failed continue");
-    assert_eq!(code, Some(0), "{stderr}");
-    assert!(stderr.contains("warning: checkpoint `ckpt/step-2` was not saved"), "{stderr}");
+    // It goes on after step 2; that the last is not there must be heard by who started it.
+    for more in ["", "--async-save"] {
+        let (code, stderr) =
+            run(&format!("--steps 3 --save-every 1 --save-failed continue {more}"));
+        assert_eq!(code, Some(1), "{stderr}");
+        assert!(stderr.contains("warning: checkpoint `ckpt/step-2` was not saved"), "{stderr}");
+        assert!(stderr.contains("error[PL0751]"), "{stderr}");
+        assert!(!stderr.contains("warning: checkpoint `ckpt/step-3`"), "{stderr}");
+    }
     folder.works("run model.ron --mesh 2 --steps 3 --load ckpt/step-1");
     assert!(!folder.0.join("ckpt/step-2").exists());
+}
+
+#[test]
+fn a_folder_has_the_checkpoints_of_one_run() {
+    let folder = Folder::new("one_run", &[]);
+    let run = "run model.ron --mesh 2 --save ckpt --save-every 1";
+    let steps = |folder: &Folder| {
+        let mut res = names(&folder.0.join("ckpt"));
+        res.sort();
+        res
+    };
+    // The same command line starts, and goes on.
+    let started = folder.works(&format!("{run} --steps 2 --resume"));
+    assert!(started.contains("weights: random"), "{started}");
+    let resumed = folder.works(&format!("{run} --steps 4 --resume"));
+    assert!(resumed.contains("resumed from ckpt/step-2 at step 3"), "{resumed}");
+    folder.works("run model.ron --mesh 2 --steps 1 --save other");
+    for more in ["", "--load other"] {
+        let ran = folder.planc(&format!("{run} --steps 3 --seed 9 {more} --format json"));
+        assert_eq!((ran.code, ran.stdout.contains("loss")), (1, false), "{}", ran.stdout);
+        let report: Value = serde_json::from_str(&ran.stderr).expect("one object");
+        assert_eq!(report["code"], "PL0755");
+        assert_eq!(report["message"], "`ckpt` holds checkpoints of another run, up to step 4");
+    }
+    // What came after the step that it goes on from did not happen.
+    folder.works(&format!("{run} --steps 3 --load ckpt/step-2"));
+    assert_eq!(steps(&folder), ["latest", "step-1", "step-2", "step-3"]);
+    folder.works("run model.ron --mesh 2 --steps 2 --save ckpt --overwrite");
+    assert_eq!(steps(&folder), ["latest", "step-2"]);
+    let ran = folder.planc("run model.ron --mesh 2 --save ckpt --resume --load ckpt");
+    assert!(ran.code == 2 && ran.stderr.contains("cannot be used with"), "{}", ran.stderr);
 }
 
 /// What `latest` names is whole, and training goes on from it, whenever the process was killed.
@@ -128,9 +165,8 @@ fn a_killed_run_leaves_its_last_checkpoint() {
     let mut last = 0;
     let mut loaded = 0;
     for attempt in 0..10u64 {
-        let load = if last > 0 { "--load ckpt" } else { "" };
         let more = if attempt % 2 == 0 { "" } else { "--async-save" };
-        let line = format!("{RUN} --steps 400 --save ckpt --save-every 1 --keep 2 {load} {more}");
+        let line = format!("{RUN} --steps 400 --save ckpt --save-every 1 --keep 2 --resume {more}");
         let mut child = Command::new(env!("CARGO_BIN_EXE_planc"))
             .args(line.split_whitespace())
             .current_dir(&folder.0)
