@@ -749,7 +749,8 @@ pub const CODES: &[Code] = &[
         code: "PL0703",
         title: "the index of a checkpoint is broken",
         text: "`.metadata`, a header of a safetensors file, or a file of checksums is not what it should \
-               be, or contradicts itself: it is cut off, a byte changed, a box is stored nowhere.",
+               be, or contradicts itself: it is cut off, a byte changed, a box is stored nowhere, a \
+               file is of another save than the index.",
         example: "A copy of `.metadata` that ends early.",
         fix: "Copy the file again, or use an older checkpoint.",
     },
@@ -840,7 +841,8 @@ pub const CODES: &[Code] = &[
     Code {
         code: "PL0752",
         title: "a checkpoint of another model",
-        text: "What the plan needs and what the checkpoint has do not agree. The report lists everything: \
+        text: "What the plan needs and what the checkpoint has do not agree. The report counts everything and \
+               lists the first ten of each kind: \
                keys that are missing, keys that nothing needs, other shapes, other element types. planc \
                loads nothing in part by itself, since weights that keep their random start train, too.",
         example: "A checkpoint of 16 layers for a model of 32, or of f32 weights for weights in bf16.",

@@ -67,17 +67,38 @@ fn a_checkpoint_of_another_model_is_one_report() {
     assert_eq!(report["code"], "PL0752");
     let message = report["message"].as_str().expect("text");
     for line in [
+        "does not fit the plan: 6 of another shape, 36 unexpected\n",
         "shape: `model.lm_head.weight` is [256, 64] and must be [300, 64]",
-        "unexpected: `optim.state.model.layers.1.mlp.up_proj.weight.exp_avg`",
+        "\nand 26 more unexpected",
         "unexpected: `model.model.layers.1.input_layernorm.weight`",
     ] {
         assert!(message.contains(line), "{message}");
     }
     // Six shapes, and nine parameters of a layer with two moments and a step.
-    assert_eq!(message.lines().count(), 1 + 6 + 36, "{message}");
+    assert_eq!(message.lines().count(), 1 + 6 + 10 + 1, "{message}");
     let text = folder.planc(&format!("run model.ron --mesh 2 --load ckpt {set}")).stderr;
     assert!(text.contains("does not fit the plan"), "{text}");
     assert!(text.contains("help: load it with the model"), "{text}");
+}
+
+#[test]
+fn weights_alone_are_one_line() {
+    let folder = Folder::new("weights_alone", &[]);
+    folder.works("run model.ron --mesh 2 --steps 1 --save ckpt -q");
+    folder.works("ckpt export hf ckpt -o hf");
+    folder.works("ckpt import hf hf --model model.ron -o weights");
+    let run = "run model.ron --mesh 2 --steps 1 --format json --load";
+    let report: Value =
+        serde_json::from_str(&folder.planc(&format!("{run} weights")).stderr).expect("one object");
+    let message = report["message"].as_str().expect("text");
+    let line = "the checkpoint has no state of an optimizer; add `--allow-missing 'optim.*'` to load weights alone";
+    assert_eq!(message.lines().nth(1), Some(line), "{message}");
+    assert_eq!(message.lines().count(), 2, "{message}");
+    // With all permitted, a checkpoint of nothing would go unnoticed.
+    let ran = folder.planc(&format!("{run} hf --allow-missing * --allow-unexpected *"));
+    assert!(ran.stderr.contains("no parameter at all is in the checkpoint"), "{}", ran.stderr);
+    let ran = folder.planc(&format!("{run} weights --allow-missing optim.*"));
+    assert!(ran.code == 0 && !ran.stderr.contains("no parameter"), "{}", ran.stderr);
 }
 
 #[test]
@@ -155,6 +176,30 @@ fn a_folder_has_the_checkpoints_of_one_run() {
     assert_eq!(steps(&folder), ["latest", "step-2"]);
     let ran = folder.planc("run model.ron --mesh 2 --save ckpt --resume --load ckpt");
     assert!(ran.code == 2 && ran.stderr.contains("cannot be used with"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_file_of_another_save_is_found() {
+    let folder = Folder::new("another_save", &[]);
+    folder.works("run model.ron --mesh 2 --steps 2 --save ckpt --save-every 1");
+    // Of the same size, with its checksums: each item is what it says.
+    for name in ["__1_0.distcp", "__1_0.distcp.sums"] {
+        let from = folder.0.join("ckpt/step-1").join(name);
+        fs::copy(from, folder.0.join("ckpt/step-2").join(name)).expect("copied");
+    }
+    folder.works("ckpt verify ckpt/step-1");
+    let verified = folder.planc("ckpt verify ckpt");
+    assert_eq!(verified.code, 1);
+    let loaded = folder.planc("run model.ron --mesh 2 --steps 3 --load ckpt");
+    assert_eq!(loaded.code, 1);
+    for text in [verified.stdout, loaded.stderr] {
+        let words =
+            text.split_whitespace().filter(|it| *it != "|").collect::<Vec<&str>>().join(" ");
+        assert!(
+            words.contains("__1_0.distcp`, byte 0: the file is of another save (step-1 of run "),
+            "{text}"
+        );
+    }
 }
 
 /// What `latest` names is whole, and training goes on from it, whenever the process was killed.

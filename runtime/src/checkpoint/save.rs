@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle, scope};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use checkpoint::metadata::Metadata;
 use checkpoint::save::folder::{probe, wait_for_commit, wait_for_ranks};
 use checkpoint::save::{
     Content, FileItem, Position, Progress, ShardFile, StepFolder, file_items, metadata,
@@ -344,10 +345,10 @@ impl Work {
         folder: &StepFolder,
         position: Position,
     ) -> Result<Result<u64, (u64, CheckpointError)>, RunError> {
-        let (layout, path) = (self.layout.clone(), folder.temporary());
+        let (layout, folder) = (self.layout.clone(), folder.clone());
         let done = session.on_all(move |rank| {
             let number = rank.bound.rank;
-            match rank.write_file(&layout, &position, &path) {
+            match rank.write_file(&layout, &position, &folder) {
                 Ok(bytes) => Ok(Ok(bytes)),
                 // A file that cannot be written is no failure of the rank.
                 Err(RunError::Checkpoint(error)) => Ok(Err((number, *error))),
@@ -363,17 +364,15 @@ impl Work {
         copies: &[Copied],
     ) -> Result<(), (u64, CheckpointError)> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let path = folder.temporary();
         let ranks: Vec<(u64, &Copied)> = self.here.iter().copied().zip(copies).collect();
         let share = ranks.len().div_ceil(cores);
         scope(|scope| {
             let threads: Vec<_> = ranks
                 .chunks(share)
                 .map(|ranks| {
-                    let path = &path;
                     scope.spawn(move || {
                         ranks.iter().try_for_each(|&(rank, copied)| {
-                            write_copy(&self.layout, path, rank, copied).map_err(|it| (rank, it))
+                            write_copy(&self.layout, folder, rank, copied).map_err(|it| (rank, it))
                         })
                     })
                 })
@@ -417,7 +416,8 @@ impl Work {
             Err(Progress::Complete) => unreachable!("that is no error"),
         }
         let mut index = Vec::new();
-        let made = metadata(&self.layout, position).write(&mut index);
+        let made = Metadata { save_id: Some(folder.save_id()), ..metadata(&self.layout, position) }
+            .write(&mut index);
         let made = made.map_err(|it| CheckpointError::io("write", &folder.target(), &it));
         let abandoned = || std::mem::take(&mut *lock(&self.abandoned));
         let committed = made
@@ -432,11 +432,11 @@ impl Work {
 
 fn write_copy(
     layout: &CheckpointLayout,
-    folder: &Path,
+    folder: &StepFolder,
     rank: u64,
     copied: &Copied,
 ) -> Result<(), CheckpointError> {
-    let mut file = ShardFile::create(folder, rank)?;
+    let mut file = ShardFile::create(&folder.temporary(), rank)?.of_save(folder.save_id());
     let mut rest = &copied.bytes[..];
     for item in &copied.items {
         let (dtype, len) = data_of(layout, item);
@@ -464,10 +464,11 @@ impl Rank {
         &mut self,
         layout: &CheckpointLayout,
         position: &Position,
-        folder: &Path,
+        folder: &StepFolder,
     ) -> Result<u64, RunError> {
         let items = file_items(layout, position, &self.bound.coord);
-        let mut file = ShardFile::create(folder, self.bound.rank)?;
+        let mut file =
+            ShardFile::create(&folder.temporary(), self.bound.rank)?.of_save(folder.save_id());
         for item in &items {
             let (dtype, _) = data_of(layout, item);
             file.write(item, dtype, |write| {
