@@ -17,7 +17,7 @@ use crate::error::{Broken, CheckpointError, short};
 use crate::map::Mapped;
 use crate::metadata::{Encoding, Item, Metadata, StoredChunk, StoredObject, StoredTensor};
 use crate::pickle::Value;
-use crate::sums::crc32;
+use crate::sums::{self, crc32};
 use crate::{dcp, safetensors};
 
 /// A checkpoint on disk. Opening reads the index; data are mapped when they are needed.
@@ -30,6 +30,7 @@ pub struct Checkpoint {
     files: Vec<DataFile>,
     problems: Vec<String>,
     warnings: Vec<String>,
+    save_id: Option<String>,
 }
 
 #[derive(Debug)]
@@ -65,6 +66,14 @@ pub(crate) enum Content<'a> {
     Decoded(Vec<u8>),
     /// Elements, row-major.
     Raw(&'a [u8]),
+}
+
+/// `step-2.c0ffee00` -> `step-2 of run c0ffee00`.
+fn say(save: &str) -> String {
+    match save.split_once('.') {
+        Some((step, run)) => format!("{step} of run {run}"),
+        None => save.to_string(),
+    }
 }
 
 impl Checkpoint {
@@ -106,6 +115,7 @@ impl Checkpoint {
             files: files.collect(),
             problems: index.problems,
             warnings,
+            save_id: index.save_id,
         })
     }
 
@@ -137,6 +147,26 @@ impl Checkpoint {
     /// Names of the files with data, relative to the checkpoint; [`Item::file`] is an index.
     pub fn files(&self) -> impl ExactSizeIterator<Item = &str> {
         self.files.iter().map(|it| it.name.as_str())
+    }
+
+    /// Whether a file is of the save that the index is of, as far as both say; see [`crate::sums`].
+    ///
+    /// # Errors
+    /// If it is not, or the file beside it cannot be read.
+    pub fn check_save(&self, file: &str) -> Result<(), CheckpointError> {
+        let Some(expect) = &self.save_id else { return Ok(()) };
+        let beside = self.folder.join(sums::file_name(file));
+        let found =
+            sums::save_of(&beside).map_err(|it| CheckpointError::io("read", &beside, &it))?;
+        match found {
+            Some(found) if found != *expect => {
+                let (found, expect) = (say(&found), say(expect));
+                let why =
+                    format!("the file is of another save ({found}; the index is of {expect})");
+                Err(CheckpointError::Index { path: self.folder.join(file), at: 0, why })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The name of one of them.

@@ -3,14 +3,18 @@
 //! PyTorch ignores the file. One line of JSON for each item:
 //!
 //! ```text
+//! {"save":"step-2.c0ffee00"}
 //! {"key":"model.w","offsets":[3,0],"at":1577,"len":1577,"crc32":"0a1b2c3d"}
 //! {"key":"optim.param_groups.0.lr","at":3154,"len":704,"crc32":"4e5f6071"}
 //! ```
 //!
-//! The sum is over all bytes of the item, headers too, and the line says what the item is, so that files
+//! The first line, which files of earlier versions lack, is the save that the file is of; the index has the
+//! same. The sum is over all bytes of the item, headers too, and the line says what the item is, so that files
 //! that were swapped are found as well as bits that were flipped.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
 
 use crc32fast::Hasher;
 use serde::{Deserialize, Serialize};
@@ -34,6 +38,12 @@ pub struct Sum {
     pub crc32: u32,
 }
 
+/// The first line.
+#[derive(Debug, Serialize, Deserialize)]
+struct Head {
+    save: String,
+}
+
 /// `__0_0.distcp` -> `__0_0.distcp.sums`.
 pub fn file_name(data: &str) -> String {
     format!("{data}.sums")
@@ -54,6 +64,27 @@ pub fn crc32_of_item(head: &[u8], data_len: u64, crc32_of_data: u32, tail: &[u8]
     res.finalize()
 }
 
+/// Writes the first line, that a file is of this save.
+pub fn write_head(save: &str, mut out: impl io::Write) -> io::Result<()> {
+    serde_json::to_writer(&mut out, &Head { save: save.to_string() })?;
+    out.write_all(b"\n")
+}
+
+/// The save that a file of checksums is of; `None` if it does not say, or is not there.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn save_of(path: &Path) -> io::Result<Option<String>> {
+    let file = match File::open(path) {
+        Err(it) if it.kind() == io::ErrorKind::NotFound => return Ok(None),
+        it => it?,
+    };
+    let mut line = Vec::new();
+    // No first line is longer: what is, is something else.
+    BufReader::with_capacity(256, file.take(256)).read_until(b'\n', &mut line)?;
+    Ok(serde_json::from_slice(&line).ok().map(|it: Head| it.save))
+}
+
 /// Writes the lines of one file.
 pub fn write(sums: &[Sum], mut out: impl io::Write) -> io::Result<()> {
     let mut text = Vec::new();
@@ -72,9 +103,11 @@ pub fn read(text: &[u8]) -> Result<Vec<Sum>, Broken> {
         if line.last() != Some(&b'\n') {
             return Err(Broken::at(at, "the last line is not whole"));
         }
-        let sum = serde_json::from_slice(line)
-            .map_err(|it| Broken::at(at, format!("not the line of a checksum: {it}")))?;
-        res.push(sum);
+        if at > 0 || serde_json::from_slice::<Head>(line).is_err() {
+            let sum = serde_json::from_slice(line)
+                .map_err(|it| Broken::at(at, format!("not the line of a checksum: {it}")))?;
+            res.push(sum);
+        }
         at += line.len();
     }
     Ok(res)
@@ -110,6 +143,10 @@ mod tests {
         let mut text = Vec::new();
         write(&sums, &mut text).unwrap();
         assert_eq!(read(&text).unwrap(), sums);
+        let mut headed = Vec::new();
+        write_head("step-2.c0ffee00", &mut headed).unwrap();
+        headed.extend_from_slice(&text);
+        assert_eq!(read(&headed).unwrap(), sums);
         assert!(read(&text[..text.len() - 1]).is_err());
         assert!(read(b"{\"key\":\"a\"}\n").is_err());
     }

@@ -2,6 +2,7 @@
 //!
 //! * Every element of every tensor is in exactly one box ([`crate::cover`]).
 //! * Every item is where the index says, and is what it says: type and sizes.
+//! * Every file is of the save that the index is of, as far as it says ([`crate::sums`]).
 //! * Every byte is as it was written, as far as there are checksums: of whole items where planc saved
 //!   ([`crate::sums`]), else those of the archives' records. Files of safetensors have none.
 //!
@@ -79,6 +80,9 @@ pub fn verify(checkpoint: &Checkpoint) -> Report {
         let name = checkpoint.file_name(file);
         match checkpoint.map_file(file) {
             Ok(_) => {
+                if let Err(it) = checkpoint.check_save(name) {
+                    res.problems.push(Problem::of(checkpoint, it, name));
+                }
                 let sums = read_sums(checkpoint, name).unwrap_or_else(|it| {
                     res.problems.push(Problem::of(checkpoint, it, name));
                     None

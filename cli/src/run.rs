@@ -119,6 +119,7 @@ impl Args {
             seed: self.seed,
             save: self.checkpoint.save(),
             load: self.checkpoint.load(),
+            resume: self.checkpoint.resume(),
             place,
         }
     }
@@ -299,8 +300,8 @@ fn title(plan: &Plan, args: &Args) -> String {
         plan.name,
         mesh_text(&plan.mesh),
         short(parameters),
-        match args.checkpoint.load() {
-            Some(load) => load.path.display().to_string(),
+        match args.checkpoint.weights() {
+            Some(folder) => folder.display().to_string(),
             None => list(&args.weights, "random"),
         },
         list(&args.data, "generated"),

@@ -522,11 +522,23 @@ pub enum RunError {
         /// Its error, which names the file.
         why: String,
     },
+    /// A folder to save into that another run has saved into.
+    #[error(
+        "`{0}` holds checkpoints of another run, up to step {step}; add `--load {0}` to go on from it, name \
+         another folder, or `--overwrite` to start anew in it",
+        path.display()
+    )]
+    FolderInUse {
+        /// The folder.
+        path: PathBuf,
+        /// The newest of its checkpoints.
+        step: u64,
+    },
     /// A checkpoint that is not of this plan.
     #[error(
         "checkpoint `{}` does not fit the plan: {}; load it with the model that it was saved with, or \
          permit it with --allow-missing, --allow-unexpected or --cast",
-        path.display(), problems.iter().map(|it| format!("\n{it}")).collect::<String>()
+        path.display(), listed(problems)
     )]
     LoadMismatch {
         /// The checkpoint.
@@ -545,6 +557,11 @@ pub enum LoadProblem {
         /// Its key.
         key: String,
     },
+    /// The checkpoint is one of weights.
+    #[error(
+        "the checkpoint has no state of an optimizer; add `--allow-missing 'optim.*'` to load weights alone"
+    )]
+    NoOptimizer,
     /// The plan lacks it.
     #[error("unexpected: `{key}`")]
     Unexpected {
@@ -592,6 +609,43 @@ pub enum LoadProblem {
         /// What it is.
         found: String,
     },
+}
+
+/// How many problems of one kind are listed.
+const OF_A_KIND: usize = 10;
+
+/// `2 missing, 1 unexpected`, and a line for each, up to [`OF_A_KIND`] of a kind.
+fn listed(problems: &[LoadProblem]) -> String {
+    let kind = |it: &LoadProblem| match it {
+        LoadProblem::NoOptimizer => "without an optimizer's state",
+        LoadProblem::Missing { .. } => "missing",
+        LoadProblem::Unexpected { .. } => "unexpected",
+        LoadProblem::Shape { .. } => "of another shape",
+        LoadProblem::Type { .. } => "of another type",
+        LoadProblem::Count { .. } | LoadProblem::Number { .. } => "no number",
+    };
+    let mut kinds: Vec<(&str, Vec<&LoadProblem>)> = Vec::new();
+    for problem in problems {
+        match kinds.iter_mut().find(|it| it.0 == kind(problem)) {
+            Some((_, those)) => those.push(problem),
+            None => kinds.push((kind(problem), vec![problem])),
+        }
+    }
+    let counts: Vec<String> = kinds
+        .iter()
+        .map(|(kind, those)| match those[0] {
+            LoadProblem::NoOptimizer => kind.to_string(),
+            _ => format!("{} {kind}", those.len()),
+        })
+        .collect();
+    let mut res = counts.join(", ");
+    for (kind, those) in kinds {
+        those.iter().take(OF_A_KIND).for_each(|it| res.push_str(&format!("\n{it}")));
+        if let Some(more) = those.len().checked_sub(OF_A_KIND).filter(|&it| it > 0) {
+            res.push_str(&format!("\nand {more} more {kind}"));
+        }
+    }
+    res
 }
 
 impl From<CheckpointError> for RunError {
@@ -663,6 +717,7 @@ impl RunError {
             RunError::Layout(_) => "PL0750",
             RunError::NotSaved { .. } => "PL0751",
             RunError::LoadMismatch { .. } => "PL0752",
+            RunError::FolderInUse { .. } => "PL0755",
         }
     }
 
@@ -725,7 +780,8 @@ impl RunError {
             | RunError::Checkpoint(_)
             | RunError::Layout(_)
             | RunError::NotSaved { .. }
-            | RunError::LoadMismatch { .. } => false,
+            | RunError::LoadMismatch { .. }
+            | RunError::FolderInUse { .. } => false,
         }
     }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use checkpoint::save::Position;
+use checkpoint::save::folder::{checkpoints, newest, step_name};
 use ir::checkpoint::CheckpointLayout;
 use ir::plan::{Plan, Role};
 use ir::random::stream_key;
@@ -42,6 +43,8 @@ pub struct TrainOptions {
     pub save: Option<SaveOptions>,
     /// The checkpoint to go on from.
     pub load: Option<LoadOptions>,
+    /// Whether to start where there is no checkpoint to go on from.
+    pub resume: bool,
     /// Where to run.
     pub place: Place,
 }
@@ -118,13 +121,16 @@ fn facts(plan: &Plan, options: &TrainOptions) -> Vec<(&'static str, u64)> {
     if let Some(it) = &options.save {
         res.push((
             "save",
-            stream_key(&format!("{:?}", (it.every, it.keep, it.background, it.busy))),
+            stream_key(&format!("{:?}", (it.every, it.keep, it.background, it.busy, it.overwrite))),
         ));
     }
     if let Some(it) = &options.load {
         res.push((
             "load",
-            stream_key(&format!("{:?}", (&it.allow_missing, &it.allow_unexpected, it.cast))),
+            stream_key(&format!(
+                "{:?}",
+                (&it.allow_missing, &it.allow_unexpected, it.cast, options.resume)
+            )),
         ));
     }
     res
@@ -137,6 +143,8 @@ struct Start {
     data: Data,
     /// The same on all ranks, and differs between runs.
     run: String,
+    /// Steps that were saved into the folder and are no part of what this run goes on from.
+    abandoned: Vec<u64>,
 }
 
 impl Start {
@@ -150,10 +158,19 @@ impl Start {
                 String::from_utf8_lossy(&sent).into_owned()
             }
         };
-        let loaded = options.load.as_ref().map(|it| Loaded::open(plan, it)).transpose()?;
+        let load = match (&options.load, options.resume) {
+            (Some(load), true) => resumed(load, first)?,
+            (load, _) => load.clone(),
+        };
+        let loaded = load.map(|it| Loaded::open(plan, &it)).transpose()?;
         if let Some(it) = loaded.as_ref().filter(|_| !first.threads) {
             agree(first, it)?;
         }
+        // One looks, so that all see the same.
+        let abandoned = match &options.save {
+            Some(save) if first.rank == 0 => abandoned(save, loaded.as_ref())?,
+            _ => Vec::new(),
+        };
         let saved = loaded.as_ref().and_then(|it| it.seed);
         let seed = options.seed.or(saved).unwrap_or(plan.run.seed);
         let position = match &loaded {
@@ -166,7 +183,7 @@ impl Start {
         };
         let steps = options.steps(plan).saturating_sub(position.step);
         data.check_steps(position.sample / plan.run.global_batch + steps)?;
-        Ok(Start { position, loaded, data, run })
+        Ok(Start { position, loaded, data, run, abandoned })
     }
 
     /// What is saved from here on.
@@ -175,6 +192,48 @@ impl Start {
             Some(it) => Ok(it.layout.clone()),
             None => Ok(CheckpointLayout::of(plan)?),
         }
+    }
+}
+
+/// What to load of a folder that may have no checkpoint yet, as rank 0 sees it.
+fn resumed(load: &LoadOptions, rank: &HostedRank) -> Result<Option<LoadOptions>, RunError> {
+    let found = || -> Result<Option<String>, RunError> {
+        // Folders may have another name on another machine.
+        let relative = |it: PathBuf| {
+            let name = it.strip_prefix(&load.path).expect("it is within it");
+            format!("./{}", name.display())
+        };
+        Ok(newest(&load.path)?.map(relative))
+    };
+    let found = match rank.threads {
+        true => found()?.unwrap_or_default(),
+        false => {
+            let sent = match rank.rank {
+                0 => Some(found()?.unwrap_or_default().into_bytes()),
+                _ => None,
+            };
+            String::from_utf8_lossy(&rank.control.broadcast(sent)?).into_owned()
+        }
+    };
+    Ok(found.strip_prefix("./").map(|it| match it {
+        "" => load.clone(),
+        name => LoadOptions { path: load.path.join(name), ..load.clone() },
+    }))
+}
+
+/// The steps in the folder to save into that go once there is a new checkpoint; an error if they may not.
+fn abandoned(save: &SaveOptions, loaded: Option<&Loaded>) -> Result<Vec<u64>, RunError> {
+    let there = checkpoints(&save.folder)?;
+    let from = loaded.and_then(|it| Some((it.step, it.path().canonicalize().ok()?)));
+    let of = from.as_ref().and_then(|it| it.1.parent());
+    match (from.as_ref(), there.last()) {
+        (_, None) => Ok(Vec::new()),
+        (Some((step, path)), _) if of.is_some_and(|it| is_same_folder(it, &save.folder)) => {
+            let newer = |&it: &u64| it > *step && !path.ends_with(step_name(it));
+            Ok(there.into_iter().filter(newer).collect())
+        }
+        _ if save.overwrite => Ok(there),
+        (_, Some(&step)) => Err(RunError::FolderInUse { path: save.folder.clone(), step }),
     }
 }
 
@@ -203,7 +262,9 @@ fn run(
     let mut saver = match &options.save {
         Some(save) => {
             let (layout, run) = (Arc::new(start.layout(plan)?), start.run.clone());
-            Some(Saver::new(session, layout, run, save, options.place.timeout)?)
+            let mut saver = Saver::new(session, layout, run, save, options.place.timeout)?;
+            saver.abandon(start.abandoned.clone());
+            Some(saver)
         }
         None => None,
     };

@@ -57,10 +57,11 @@ fn a_step_is_saved_again() {
     let folder = folder("again");
     let plan = compile(SMALL, "2", &[]);
     train(&plan, &options(2, saving(&folder, 2).unwrap()));
-    let first = files(&folder.join("step-2"));
-    let other = TrainOptions { seed: Some(9), ..options(2, saving(&folder, 2).unwrap()) };
+    let first = files_of_any_run(&folder.join("step-2"));
+    let save = SaveOptions { overwrite: true, ..saving(&folder, 2).unwrap() };
+    let other = TrainOptions { seed: Some(9), ..options(2, save) };
     train(&plan, &other);
-    let second = files(&folder.join("step-2"));
+    let second = files_of_any_run(&folder.join("step-2"));
     assert!(first.keys().eq(second.keys()) && first != second);
     assert_eq!(names(&folder), ["latest", "step-2"]);
 }

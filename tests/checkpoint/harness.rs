@@ -140,6 +140,19 @@ pub fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
     entries.filter(|it| it.path().is_file()).map(file).collect()
 }
 
+/// All files of a checkpoint, by name, without the name of the run that saved it.
+pub fn files_of_any_run(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut res = files(folder);
+    let first = res["__0_0.distcp.sums"].split(|&it| it == b'\n').next().unwrap();
+    let save: serde_json::Value = serde_json::from_slice(first).unwrap();
+    let save = save["save"].as_str().unwrap().as_bytes().to_vec();
+    for bytes in res.values_mut() {
+        let at = bytes.windows(save.len()).position(|it| it == save);
+        at.into_iter().for_each(|it| drop(bytes.drain(it..it + save.len())));
+    }
+    res
+}
+
 /// Names in a folder, in order.
 pub fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();

@@ -65,8 +65,56 @@ pub fn step_name(step: u64) -> String {
 
 /// The step of a folder's name.
 fn step_of(name: &str) -> Option<u64> {
-    let digits = name.strip_prefix("step-")?;
-    digits.bytes().all(|it| it.is_ascii_digit()).then(|| digits.parse().ok())?
+    let step = name.strip_prefix("step-")?.parse().ok()?;
+    // `step-007` is nothing that planc made.
+    (step_name(step) == name).then_some(step)
+}
+
+/// The steps of the checkpoints in a folder, ascending; none if there is no folder.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn checkpoints(root: &Path) -> Result<Vec<u64>, CheckpointError> {
+    if !root.exists() {
+        return Ok(Vec::new());
+    }
+    let steps = names(root)?.into_iter().filter_map(|it| step_of(&it));
+    let mut res: Vec<u64> =
+        steps.filter(|&it| root.join(step_name(it)).join(METADATA).exists()).collect();
+    res.sort_unstable();
+    Ok(res)
+}
+
+/// What to go on from in a folder: itself if `latest` names a checkpoint, or the newest where a process
+/// ended before it could say so.
+///
+/// # Errors
+/// If it cannot be read.
+pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
+    if root.join(LATEST).exists() {
+        return Ok(Some(root.to_path_buf()));
+    }
+    Ok(checkpoints(root)?.last().map(|&it| root.join(step_name(it))))
+}
+
+/// Makes a folder of checkpoints, if need be, and finds out whether a rank can save into it.
+///
+/// # Errors
+/// If it cannot: what cannot be is better known before the first step than after the last.
+pub fn probe(root: &Path, run: &str, rank: u64) -> Result<(), CheckpointError> {
+    fs::create_dir_all(root).map_err(|it| CheckpointError::io("create", root, &it))?;
+    for name in [LATEST.to_string(), format!("{LATEST}.tmp")] {
+        let path = root.join(name);
+        if fs::symlink_metadata(&path).is_ok_and(|it| it.is_dir()) {
+            let (what, why) = ("write", "it is a folder".to_string());
+            return Err(CheckpointError::Io { what, path, why });
+        }
+    }
+    // By its name it is a leftover, should the process end here.
+    let path = root.join(format!(".step-probe.{run}.{rank}.tmp"));
+    let fail = |it: std::io::Error| CheckpointError::io("write", &path, &it);
+    File::options().write(true).create_new(true).open(&path).map_err(fail)?;
+    remove(&path)
 }
 
 impl StepFolder {
@@ -83,6 +131,11 @@ impl StepFolder {
     /// Where it will be.
     pub fn target(&self) -> PathBuf {
         self.root.join(&self.name)
+    }
+
+    /// What tells this save from all others; in the index, and beside each file.
+    pub fn save_id(&self) -> String {
+        format!("{}.{}", self.name, self.run)
     }
 
     /// Makes the folder, which other ranks may have done.
@@ -185,13 +238,22 @@ impl StepFolder {
     /// Removes all checkpoints but the newest `keep`, of which this one is.
     fn remove_older(&self, keep: u64) -> Result<(), CheckpointError> {
         let this = step_of(&self.name).expect("it is the name of a step");
-        let steps = names(&self.root)?.into_iter().filter_map(|it| step_of(&it));
-        let steps: BTreeSet<u64> = steps.filter(|&it| it < this).collect();
-        for step in steps.into_iter().rev().skip(keep as usize - 1) {
-            let old = self.root.join(step_name(step));
+        let mut steps = checkpoints(&self.root)?;
+        steps.retain(|&it| it < this);
+        steps.truncate((steps.len() + 1).saturating_sub(keep as usize));
+        self.remove_steps(&steps)
+    }
+
+    /// Removes the checkpoints of other steps.
+    ///
+    /// # Errors
+    /// If the system refuses.
+    pub fn remove_steps(&self, steps: &[u64]) -> Result<(), CheckpointError> {
+        for name in steps.iter().map(|&it| step_name(it)).filter(|it| *it != self.name) {
+            let old = self.root.join(&name);
             if old.join(METADATA).exists() {
                 // Under a name that says that it is incomplete.
-                let away = self.root.join(format!(".{}.{}.tmp", step_name(step), self.run));
+                let away = self.root.join(format!(".{name}.{}.tmp", self.run));
                 fs::rename(&old, &away).map_err(|it| CheckpointError::io("rename", &old, &it))?;
                 remove(&away)?;
             }
@@ -268,7 +330,9 @@ pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CheckpointEr
     part.push(".tmp");
     let part = PathBuf::from(part);
     let fail = |it: std::io::Error| CheckpointError::io("write", path, &it);
-    let mut file = File::create(&part).map_err(fail)?;
+    // A link of that name may lead anywhere.
+    remove(&part)?;
+    let mut file = File::options().write(true).create_new(true).open(&part).map_err(fail)?;
     file.write_all(bytes).and_then(|()| file.sync_all()).map_err(fail)?;
     fs::rename(&part, path).map_err(fail)?;
     sync_folder(path.parent().expect("a file is in a folder"))
@@ -304,11 +368,73 @@ fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     names.collect()
 }
 
-fn remove(folder: &Path) -> Result<(), CheckpointError> {
-    match fs::remove_dir_all(folder) {
+/// Removes a folder with all that is in it, a file, or a link.
+fn remove(path: &Path) -> Result<(), CheckpointError> {
+    let is_folder = fs::symlink_metadata(path).is_ok_and(|it| it.is_dir());
+    match if is_folder { fs::remove_dir_all(path) } else { fs::remove_file(path) } {
         Err(it) if it.kind() != ErrorKind::NotFound => {
-            Err(CheckpointError::io("remove", folder, &it))
+            Err(CheckpointError::io("remove", path, &it))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(test: &str) -> PathBuf {
+        let root =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tmp/save_folder").join(test);
+        _ = fs::remove_dir_all(&root);
+        fs::create_dir_all(&root).expect("a folder");
+        root
+    }
+
+    fn listed(root: &Path) -> Vec<String> {
+        let mut res = names(root).expect("it is there");
+        res.sort();
+        res
+    }
+
+    /// What has no index, or a name that planc does not give, neither counts nor goes.
+    #[test]
+    fn only_checkpoints_count_as_kept() {
+        let root = folder("keep");
+        for name in ["step-1", "step-2", "step-03", "step-10"] {
+            fs::create_dir(root.join(name)).unwrap();
+            fs::write(root.join(name).join(METADATA), "").unwrap();
+        }
+        fs::create_dir(root.join("step-4")).unwrap();
+        fs::write(root.join(".step-5.0badcafe.tmp"), "a file").unwrap();
+        assert_eq!(checkpoints(&root).unwrap(), [1, 2, 10]);
+        let new = StepFolder::new(&root, 11, "c0ffee00");
+        new.create().unwrap();
+        new.remove_leftovers().unwrap();
+        new.commit(b"", Some(2)).unwrap();
+        assert_eq!(listed(&root), ["latest", "step-03", "step-10", "step-11", "step-4"]);
+    }
+
+    #[test]
+    fn a_link_is_not_followed() {
+        let root = folder("link");
+        fs::write(root.join("other"), "as it was").unwrap();
+        std::os::unix::fs::symlink("other", root.join("latest.tmp")).unwrap();
+        write_synced(&root.join(LATEST), b"step-1").unwrap();
+        assert_eq!(fs::read_to_string(root.join("other")).unwrap(), "as it was");
+        assert_eq!(fs::read_to_string(root.join(LATEST)).unwrap(), "step-1");
+        assert_eq!(listed(&root), ["latest", "other"]);
+    }
+
+    #[test]
+    fn what_cannot_be_saved_into_is_known_before() {
+        let root = folder("probe");
+        probe(&root, "c0ffee00", 0).unwrap();
+        assert!(listed(&root).is_empty());
+        fs::create_dir(root.join("latest.tmp")).unwrap();
+        let error = probe(&root, "c0ffee00", 0).unwrap_err().to_string();
+        assert!(error.contains("probe/latest.tmp`: it is a folder"), "{error}");
+        fs::write(root.join("file"), "").unwrap();
+        assert!(probe(&root.join("file"), "c0ffee00", 0).is_err());
     }
 }

@@ -33,6 +33,7 @@ pub struct ShardFile {
     /// How much of it is on its way to disk.
     pushed: u64,
     sums: Vec<Sum>,
+    save: Option<String>,
 }
 
 impl ShardFile {
@@ -41,7 +42,12 @@ impl ShardFile {
         let path = folder.join(file_name(rank));
         let file = File::create(&path).map_err(|it| CheckpointError::io("write", &path, &it))?;
         let buffer = Vec::with_capacity(BUFFER);
-        Ok(ShardFile { file, path, buffer, written: 0, pushed: 0, sums: Vec::new() })
+        Ok(ShardFile { file, path, buffer, written: 0, pushed: 0, sums: Vec::new(), save: None })
+    }
+
+    /// Says beside the file which save it is of: [`super::StepFolder::save_id`].
+    pub fn of_save(self, id: String) -> ShardFile {
+        ShardFile { save: Some(id), ..self }
     }
 
     /// Adds the next item. `data` gives its elements to what it is called with, piece by piece: those of
@@ -106,6 +112,9 @@ impl ShardFile {
         self.flush()?;
         self.file.sync_all().map_err(|it| CheckpointError::io("write", &self.path, &it))?;
         let mut text = Vec::new();
+        if let Some(id) = &self.save {
+            sums::write_head(id, &mut text).expect("memory takes what is written");
+        }
         sums::write(&self.sums, &mut text).expect("memory takes what is written");
         let name = self.path.file_name().expect("it has a name").to_string_lossy();
         write_synced(&self.path.with_file_name(sums::file_name(&name)), &text)

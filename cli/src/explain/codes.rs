@@ -749,7 +749,8 @@ pub const CODES: &[Code] = &[
         code: "PL0703",
         title: "the index of a checkpoint is broken",
         text: "`.metadata`, a header of a safetensors file, or a file of checksums is not what it should \
-               be, or contradicts itself: it is cut off, a byte changed, a box is stored nowhere.",
+               be, or contradicts itself: it is cut off, a byte changed, a box is stored nowhere, a \
+               file is of another save than the index.",
         example: "A copy of `.metadata` that ends early.",
         fix: "Copy the file again, or use an older checkpoint.",
     },
@@ -840,12 +841,23 @@ pub const CODES: &[Code] = &[
     Code {
         code: "PL0752",
         title: "a checkpoint of another model",
-        text: "What the plan needs and what the checkpoint has do not agree. The report lists everything: \
+        text: "What the plan needs and what the checkpoint has do not agree. The report counts everything and \
+               lists the first ten of each kind: \
                keys that are missing, keys that nothing needs, other shapes, other element types. planc \
                loads nothing in part by itself, since weights that keep their random start train, too.",
         example: "A checkpoint of 16 layers for a model of 32, or of f32 weights for weights in bf16.",
         fix: "Load it with its model. `--allow-missing` and `--allow-unexpected` take globs of keys that may \
               differ (`optim.*` to load weights alone), `--cast` rounds other floating-point types.",
+    },
+    Code {
+        code: "PL0755",
+        title: "a folder with checkpoints of another run",
+        text: "`--save` names a folder that holds checkpoints which this run does not go on from. Steps of two \
+               runs side by side would look like one history, and `--keep` would remove those of the other.",
+        example: "A command line with `--save ckpt` that is started a second time.",
+        fix: "Go on from it with `--load`, or with `--resume`, which also starts the first time. Or name another \
+              folder. With `--overwrite` the run starts anew, and the checkpoints that are there are removed \
+              once there is a new one.",
     },
     Code {
         code: "PL0780",

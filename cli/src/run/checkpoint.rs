@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use checkpoint::save::folder::newest;
 use runtime::{Busy, LoadOptions, LoadReport, OnFailure, SaveOptions, SaveReport};
 use serde_json::{Value, json};
 
@@ -30,17 +31,23 @@ pub struct CheckpointArgs {
     /// What training does when a checkpoint cannot be written.
     #[arg(long, value_enum, value_name = "WHAT", requires = "save", default_value_t = FailedArg::Stop)]
     save_failed: FailedArg,
+    /// Save into a folder with checkpoints of another run; they are removed once there is a new one.
+    #[arg(long, requires = "save", conflicts_with = "resume")]
+    overwrite: bool,
     /// Go on from a checkpoint: a step-N, or a folder with `latest`. Of planc or PyTorch, of any mesh.
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", group = "from")]
     load: Option<PathBuf>,
+    /// Go on from the newest checkpoint of --save, or start if there is none yet.
+    #[arg(long, requires = "save", group = "from")]
+    resume: bool,
     /// Keys that need not be in the checkpoint, as in `optim.*`.
-    #[arg(long, value_name = "GLOB", requires = "load", num_args = 1..)]
+    #[arg(long, value_name = "GLOB", requires = "from", num_args = 1..)]
     allow_missing: Vec<String>,
     /// Keys of the checkpoint that the model need not have.
-    #[arg(long, value_name = "GLOB", requires = "load", num_args = 1..)]
+    #[arg(long, value_name = "GLOB", requires = "from", num_args = 1..)]
     allow_unexpected: Vec<String>,
     /// Round floating-point numbers that are of another type.
-    #[arg(long, requires = "load")]
+    #[arg(long, requires = "from")]
     cast: bool,
 }
 
@@ -76,17 +83,29 @@ impl CheckpointArgs {
                 FailedArg::Stop => OnFailure::Stop,
                 FailedArg::Continue => OnFailure::Continue,
             },
+            overwrite: self.overwrite,
         })
     }
 
     /// What to go on from.
     pub fn load(&self) -> Option<LoadOptions> {
         Some(LoadOptions {
-            path: self.load.clone()?,
+            path: self.load.clone().or(self.save.clone().filter(|_| self.resume))?,
             allow_missing: self.allow_missing.clone(),
             allow_unexpected: self.allow_unexpected.clone(),
             cast: self.cast,
         })
+    }
+
+    /// Whether to start where there is no checkpoint yet.
+    pub fn resume(&self) -> bool {
+        self.resume
+    }
+
+    /// Where weights come from, unless training starts.
+    pub fn weights(&self) -> Option<PathBuf> {
+        let load = self.load()?.path;
+        (!self.resume || newest(&load).is_ok_and(|it| it.is_some())).then_some(load)
     }
 }
 

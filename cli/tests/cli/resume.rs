@@ -67,17 +67,38 @@ fn a_checkpoint_of_another_model_is_one_report() {
     assert_eq!(report["code"], "PL0752");
     let message = report["message"].as_str().expect("text");
     for line in [
+        "does not fit the plan: 6 of another shape, 36 unexpected\n",
         "shape: `model.lm_head.weight` is [256, 64] and must be [300, 64]",
-        "unexpected: `optim.state.model.layers.1.mlp.up_proj.weight.exp_avg`",
+        "\nand 26 more unexpected",
         "unexpected: `model.model.layers.1.input_layernorm.weight`",
     ] {
         assert!(message.contains(line), "{message}");
     }
     // Six shapes, and nine parameters of a layer with two moments and a step.
-    assert_eq!(message.lines().count(), 1 + 6 + 36, "{message}");
+    assert_eq!(message.lines().count(), 1 + 6 + 10 + 1, "{message}");
     let text = folder.planc(&format!("run model.ron --mesh 2 --load ckpt {set}")).stderr;
     assert!(text.contains("does not fit the plan"), "{text}");
     assert!(text.contains("help: load it with the model"), "{text}");
+}
+
+#[test]
+fn weights_alone_are_one_line() {
+    let folder = Folder::new("weights_alone", &[]);
+    folder.works("run model.ron --mesh 2 --steps 1 --save ckpt -q");
+    folder.works("ckpt export hf ckpt -o hf");
+    folder.works("ckpt import hf hf --model model.ron -o weights");
+    let run = "run model.ron --mesh 2 --steps 1 --format json --load";
+    let report: Value =
+        serde_json::from_str(&folder.planc(&format!("{run} weights")).stderr).expect("one object");
+    let message = report["message"].as_str().expect("text");
+    let line = "the checkpoint has no state of an optimizer; add `--allow-missing 'optim.*'` to load weights alone";
+    assert_eq!(message.lines().nth(1), Some(line), "{message}");
+    assert_eq!(message.lines().count(), 2, "{message}");
+    // With all permitted, a checkpoint of nothing would go unnoticed.
+    let ran = folder.planc(&format!("{run} hf --allow-missing * --allow-unexpected *"));
+    assert!(ran.stderr.contains("no parameter at all is in the checkpoint"), "{}", ran.stderr);
+    let ran = folder.planc(&format!("{run} weights --allow-missing optim.*"));
+    assert!(ran.code == 0 && !ran.stderr.contains("no parameter"), "{}", ran.stderr);
 }
 
 #[test]
@@ -100,24 +121,85 @@ fn a_file_that_cannot_grow_is_named() {
         let planc = env!("CARGO_BIN_EXE_planc");
         // Blocks of 512 or 1024 bytes: less than a rank writes.
         let line = format!(
-            "trap '' XFSZ; ulimit -f 200; exec {planc} run model.ron --mesh 2 --steps 2 --save ckpt {more}"
+            "trap '' XFSZ; ulimit -f 200; exec {planc} run model.ron --mesh 2 --save ckpt --load ckpt {more}"
         );
         let ran = Command::new("bash").arg("-c").arg(line).current_dir(&folder.0).output();
         let ran = ran.expect("bash starts");
         (ran.status.code(), String::from_utf8(ran.stderr).expect("text"))
     };
-    for more in ["", "--async-save"] {
+    for more in ["--steps 2", "--steps 2 --async-save"] {
         let (code, stderr) = run(more);
         assert_eq!(code, Some(1), "{stderr}");
         let words = stderr.split_whitespace().collect::<Vec<&str>>().join(" ").replace(" | ", " ");
         assert!(words.contains("`ckpt/step-2` was not saved: rank"), "{stderr}");
         assert!(words.contains("_0.distcp`: File too large"), "{stderr}");
     }
-    let (code, stderr) = run("--save-failed continue");
-    assert_eq!(code, Some(0), "{stderr}");
-    assert!(stderr.contains("warning: checkpoint `ckpt/step-2` was not saved"), "{stderr}");
+    // It goes on after step 2; that the last is not there must be heard by who started it.
+    for more in ["", "--async-save"] {
+        let (code, stderr) =
+            run(&format!("--steps 3 --save-every 1 --save-failed continue {more}"));
+        assert_eq!(code, Some(1), "{stderr}");
+        assert!(stderr.contains("warning: checkpoint `ckpt/step-2` was not saved"), "{stderr}");
+        assert!(stderr.contains("error[PL0751]"), "{stderr}");
+        assert!(!stderr.contains("warning: checkpoint `ckpt/step-3`"), "{stderr}");
+    }
     folder.works("run model.ron --mesh 2 --steps 3 --load ckpt/step-1");
     assert!(!folder.0.join("ckpt/step-2").exists());
+}
+
+#[test]
+fn a_folder_has_the_checkpoints_of_one_run() {
+    let folder = Folder::new("one_run", &[]);
+    let run = "run model.ron --mesh 2 --save ckpt --save-every 1";
+    let steps = |folder: &Folder| {
+        let mut res = names(&folder.0.join("ckpt"));
+        res.sort();
+        res
+    };
+    // The same command line starts, and goes on.
+    let started = folder.works(&format!("{run} --steps 2 --resume"));
+    assert!(started.contains("weights: random"), "{started}");
+    let resumed = folder.works(&format!("{run} --steps 4 --resume"));
+    assert!(resumed.contains("resumed from ckpt/step-2 at step 3"), "{resumed}");
+    folder.works("run model.ron --mesh 2 --steps 1 --save other");
+    for more in ["", "--load other"] {
+        let ran = folder.planc(&format!("{run} --steps 3 --seed 9 {more} --format json"));
+        assert_eq!((ran.code, ran.stdout.contains("loss")), (1, false), "{}", ran.stdout);
+        let report: Value = serde_json::from_str(&ran.stderr).expect("one object");
+        assert_eq!(report["code"], "PL0755");
+        assert_eq!(report["message"], "`ckpt` holds checkpoints of another run, up to step 4");
+    }
+    // What came after the step that it goes on from did not happen.
+    folder.works(&format!("{run} --steps 3 --load ckpt/step-2"));
+    assert_eq!(steps(&folder), ["latest", "step-1", "step-2", "step-3"]);
+    folder.works("run model.ron --mesh 2 --steps 2 --save ckpt --overwrite");
+    assert_eq!(steps(&folder), ["latest", "step-2"]);
+    let ran = folder.planc("run model.ron --mesh 2 --save ckpt --resume --load ckpt");
+    assert!(ran.code == 2 && ran.stderr.contains("cannot be used with"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_file_of_another_save_is_found() {
+    let folder = Folder::new("another_save", &[]);
+    folder.works("run model.ron --mesh 2 --steps 2 --save ckpt --save-every 1");
+    // Of the same size, with its checksums: each item is what it says.
+    for name in ["__1_0.distcp", "__1_0.distcp.sums"] {
+        let from = folder.0.join("ckpt/step-1").join(name);
+        fs::copy(from, folder.0.join("ckpt/step-2").join(name)).expect("copied");
+    }
+    folder.works("ckpt verify ckpt/step-1");
+    let verified = folder.planc("ckpt verify ckpt");
+    assert_eq!(verified.code, 1);
+    let loaded = folder.planc("run model.ron --mesh 2 --steps 3 --load ckpt");
+    assert_eq!(loaded.code, 1);
+    for text in [verified.stdout, loaded.stderr] {
+        let words =
+            text.split_whitespace().filter(|it| *it != "|").collect::<Vec<&str>>().join(" ");
+        assert!(
+            words.contains("__1_0.distcp`, byte 0: the file is of another save (step-1 of run "),
+            "{text}"
+        );
+    }
 }
 
 /// What `latest` names is whole, and training goes on from it, whenever the process was killed.
@@ -128,9 +210,8 @@ fn a_killed_run_leaves_its_last_checkpoint() {
     let mut last = 0;
     let mut loaded = 0;
     for attempt in 0..10u64 {
-        let load = if last > 0 { "--load ckpt" } else { "" };
         let more = if attempt % 2 == 0 { "" } else { "--async-save" };
-        let line = format!("{RUN} --steps 400 --save ckpt --save-every 1 --keep 2 {load} {more}");
+        let line = format!("{RUN} --steps 400 --save ckpt --save-every 1 --keep 2 --resume {more}");
         let mut child = Command::new(env!("CARGO_BIN_EXE_planc"))
             .args(line.split_whitespace())
             .current_dir(&folder.0)

@@ -134,10 +134,17 @@ impl Loaded {
         }
         matching.numbers();
         matching.unexpected();
+        matching.without_optimizer();
+        let params = || layout.entries.iter().zip(&keys).filter(|it| it.0.kind == Kind::Param);
+        if params().next().is_some() && params().all(|it| it.1.is_empty()) {
+            let why = "no parameter at all is in the checkpoint: all keep their initial values";
+            matching.warnings.push(why.to_string());
+        }
         let Matching { problems, warnings, .. } = matching;
         if !problems.is_empty() {
             return Err(RunError::LoadMismatch { path: checkpoint.path().to_path_buf(), problems });
         }
+        checkpoint.files().try_for_each(|it| checkpoint.check_save(it))?;
         keys.iter().flatten().try_for_each(|it| checkpoint.check_cover(it))?;
         let mut res = Loaded {
             layout,
@@ -508,6 +515,20 @@ impl Matching<'_> {
                  scales that vary over another mesh",
                 numbered(unused.len(), "state")
             ));
+        }
+    }
+
+    /// Says once of a checkpoint of weights alone what it lacks.
+    fn without_optimizer(&mut self) {
+        let is_optim = |key: &str| key.starts_with("optim.");
+        let tensors = self.checkpoint.tensors().map(|it| it.0);
+        if tensors.chain(self.checkpoint.objects()).any(is_optim) {
+            return;
+        }
+        let n = self.problems.len();
+        self.problems.retain(|it| !matches!(it, LoadProblem::Missing { key } if is_optim(key)));
+        if self.problems.len() < n {
+            self.problems.insert(0, LoadProblem::NoOptimizer);
         }
     }
 

@@ -9,6 +9,7 @@ use std::thread::scope;
 use std::time::Instant;
 
 use checkpoint::CheckpointError;
+use checkpoint::metadata::Metadata;
 use checkpoint::save::{Content, Position, ShardFile, StepFolder, file_items, metadata};
 use ir::DType;
 use ir::placement::Chunk;
@@ -106,12 +107,11 @@ impl Reshard {
         let ranks: Vec<u64> = (0..layout.mesh.n_ranks()).collect();
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let share = ranks.len().div_ceil(threads);
-        let path = target.temporary();
         let written: Result<Vec<(u64, u64)>, RunError> = scope(|scope| {
             let work = |ranks: &[u64]| -> Result<(u64, u64), RunError> {
                 let (mut bytes, mut memory) = (0, Memory::default());
                 for &rank in ranks {
-                    bytes += self.write_rank(&path, rank, &mut memory)?;
+                    bytes += self.write_rank(&target, rank, &mut memory)?;
                 }
                 Ok((bytes, (memory.out.capacity() + memory.raw.capacity()) as u64))
             };
@@ -121,7 +121,9 @@ impl Reshard {
         });
         let committed = written.and_then(|written| {
             let mut index = Vec::new();
-            let made = metadata(layout, &self.position).write(&mut index);
+            let made =
+                Metadata { save_id: Some(target.save_id()), ..metadata(layout, &self.position) }
+                    .write(&mut index);
             made.map_err(|it| CheckpointError::io("write", &target.target(), &it))?;
             target.commit(&index, None)?;
             Ok(written)
@@ -136,10 +138,15 @@ impl Reshard {
     }
 
     /// Writes the file of a rank; its bytes.
-    fn write_rank(&self, folder: &Path, rank: u64, memory: &mut Memory) -> Result<u64, RunError> {
+    fn write_rank(
+        &self,
+        folder: &StepFolder,
+        rank: u64,
+        memory: &mut Memory,
+    ) -> Result<u64, RunError> {
         let layout = &self.loaded.layout;
         let items = file_items(layout, &self.position, &layout.mesh.coord_of(rank));
-        let mut file = ShardFile::create(folder, rank)?;
+        let mut file = ShardFile::create(&folder.temporary(), rank)?.of_save(folder.save_id());
         for item in &items {
             let (dtype, part) = match &item.content {
                 Content::Shard { entry, local } => {

@@ -8,11 +8,12 @@
 //! Ranks of other processes are heard of through the file system only: see [`checkpoint::save::folder`].
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle, scope};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use checkpoint::save::folder::{wait_for_commit, wait_for_ranks};
+use checkpoint::metadata::Metadata;
+use checkpoint::save::folder::{probe, wait_for_commit, wait_for_ranks};
 use checkpoint::save::{
     Content, FileItem, Position, Progress, ShardFile, StepFolder, file_items, metadata,
 };
@@ -21,7 +22,7 @@ use ir::checkpoint::{CheckpointLayout, Source};
 use ir::random::stream_key;
 
 use super::boxes::read_box;
-use crate::comm::control::Fault;
+use crate::comm::control::{Fault, lock};
 use crate::error::RunError;
 use crate::session::{Rank, Session};
 
@@ -40,6 +41,8 @@ pub struct SaveOptions {
     pub busy: Busy,
     /// What happens when a checkpoint cannot be written.
     pub on_failure: OnFailure,
+    /// Whether checkpoints of another run that are there may go once there is a new one.
+    pub overwrite: bool,
 }
 
 /// What a save does that meets the one before.
@@ -58,7 +61,7 @@ pub enum OnFailure {
     /// It ends.
     #[default]
     Stop,
-    /// It goes on, with a warning.
+    /// It goes on, with a warning. After the last there is nothing to go on with.
     Continue,
 }
 
@@ -93,6 +96,8 @@ pub(crate) struct Saver {
     pending: Option<JoinHandle<Written>>,
     /// Memory of copies that were written, to be used again.
     spare: Vec<Vec<u8>>,
+    /// Whether the save that is under way, or was, is the last.
+    is_last: bool,
 }
 
 /// What the thread that writes copies ends with: what has come of them, and their memory.
@@ -104,6 +109,8 @@ struct Work {
     layout: Arc<CheckpointLayout>,
     folder: PathBuf,
     keep: Option<u64>,
+    /// Steps of an abandoned history, which go once there is a new checkpoint.
+    abandoned: Arc<Mutex<Vec<u64>>>,
     /// Tells this run from others that wrote into the folder.
     run: String,
     /// The ranks of this process.
@@ -132,12 +139,11 @@ impl Saver {
         options: &SaveOptions,
         timeout: Option<Duration>,
     ) -> Result<Saver, RunError> {
-        // What cannot be is better known before the first step than after the last.
-        std::fs::create_dir_all(&options.folder)
-            .map_err(|it| CheckpointError::io("create", &options.folder, &it))?;
+        probe(&options.folder, &run, session.ranks_here()[0])?;
         let work = Work {
             folder: options.folder.clone(),
             keep: options.keep,
+            abandoned: Arc::default(),
             run,
             here: session.ranks_here().into(),
             n_ranks: layout.mesh.n_ranks(),
@@ -145,7 +151,18 @@ impl Saver {
             fault: session.fault(),
             limit: timeout.unwrap_or(LIMIT),
         };
-        Ok(Saver { options: options.clone(), work, pending: None, spare: Vec::new() })
+        Ok(Saver {
+            options: options.clone(),
+            work,
+            pending: None,
+            spare: Vec::new(),
+            is_last: false,
+        })
+    }
+
+    /// The checkpoints of these steps go once there is a new one.
+    pub(crate) fn abandon(&mut self, steps: Vec<u64>) {
+        self.work.abandoned = Arc::new(Mutex::new(steps));
     }
 
     /// Where the checkpoint of a step will be.
@@ -173,6 +190,7 @@ impl Saver {
         }
         let began = Instant::now();
         self.finish(told)?;
+        self.is_last = is_last;
         let folder = StepFolder::new(&self.work.folder, position.step, &self.work.run);
         let started = self.work.start(&folder);
         if let Err(error) = started {
@@ -244,8 +262,8 @@ impl Saver {
     ) -> Result<(), RunError> {
         match (done, self.options.on_failure) {
             (Ok(report), _) => told(Saved::Done(report)),
-            (Err(error), OnFailure::Continue) => told(Saved::Failed(error)),
-            (Err(error), OnFailure::Stop) => return Err(error),
+            (Err(error), OnFailure::Continue) if !self.is_last => told(Saved::Failed(error)),
+            (Err(error), _) => return Err(error),
         }
         Ok(())
     }
@@ -256,11 +274,11 @@ impl Saver {
         let mut spare: Vec<Vec<u8>> = std::mem::take(&mut self.spare);
         spare.resize_with(self.work.here.len(), Vec::new);
         let first = self.work.here[0];
-        let spare: Vec<_> = spare.into_iter().map(std::sync::Mutex::new).collect();
+        let spare: Vec<_> = spare.into_iter().map(Mutex::new).collect();
         session.on_all(move |rank| {
             let items = file_items(&layout, &position, &rank.bound.coord);
             let index = rank.bound.rank.saturating_sub(first) as usize;
-            let mut bytes = std::mem::take(&mut *crate::comm::control::lock(&spare[index]));
+            let mut bytes = std::mem::take(&mut *lock(&spare[index]));
             bytes.clear();
             let len: u64 = items.iter().map(|it| data_of(&layout, it).1).sum();
             // No more than that: it is kept for the next save.
@@ -327,10 +345,10 @@ impl Work {
         folder: &StepFolder,
         position: Position,
     ) -> Result<Result<u64, (u64, CheckpointError)>, RunError> {
-        let (layout, path) = (self.layout.clone(), folder.temporary());
+        let (layout, folder) = (self.layout.clone(), folder.clone());
         let done = session.on_all(move |rank| {
             let number = rank.bound.rank;
-            match rank.write_file(&layout, &position, &path) {
+            match rank.write_file(&layout, &position, &folder) {
                 Ok(bytes) => Ok(Ok(bytes)),
                 // A file that cannot be written is no failure of the rank.
                 Err(RunError::Checkpoint(error)) => Ok(Err((number, *error))),
@@ -346,17 +364,15 @@ impl Work {
         copies: &[Copied],
     ) -> Result<(), (u64, CheckpointError)> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let path = folder.temporary();
         let ranks: Vec<(u64, &Copied)> = self.here.iter().copied().zip(copies).collect();
         let share = ranks.len().div_ceil(cores);
         scope(|scope| {
             let threads: Vec<_> = ranks
                 .chunks(share)
                 .map(|ranks| {
-                    let path = &path;
                     scope.spawn(move || {
                         ranks.iter().try_for_each(|&(rank, copied)| {
-                            write_copy(&self.layout, path, rank, copied).map_err(|it| (rank, it))
+                            write_copy(&self.layout, folder, rank, copied).map_err(|it| (rank, it))
                         })
                     })
                 })
@@ -400,9 +416,14 @@ impl Work {
             Err(Progress::Complete) => unreachable!("that is no error"),
         }
         let mut index = Vec::new();
-        let made = metadata(&self.layout, position).write(&mut index);
+        let made = Metadata { save_id: Some(folder.save_id()), ..metadata(&self.layout, position) }
+            .write(&mut index);
         let made = made.map_err(|it| CheckpointError::io("write", &folder.target(), &it));
-        match made.and_then(|()| folder.commit(&index, self.keep)) {
+        let abandoned = || std::mem::take(&mut *lock(&self.abandoned));
+        let committed = made
+            .and_then(|()| folder.commit(&index, self.keep))
+            .and_then(|()| folder.remove_steps(&abandoned()));
+        match committed {
             Ok(()) => Ok(()),
             Err(error) => failed(0, error.to_string()),
         }
@@ -411,11 +432,11 @@ impl Work {
 
 fn write_copy(
     layout: &CheckpointLayout,
-    folder: &Path,
+    folder: &StepFolder,
     rank: u64,
     copied: &Copied,
 ) -> Result<(), CheckpointError> {
-    let mut file = ShardFile::create(folder, rank)?;
+    let mut file = ShardFile::create(&folder.temporary(), rank)?.of_save(folder.save_id());
     let mut rest = &copied.bytes[..];
     for item in &copied.items {
         let (dtype, len) = data_of(layout, item);
@@ -443,10 +464,11 @@ impl Rank {
         &mut self,
         layout: &CheckpointLayout,
         position: &Position,
-        folder: &Path,
+        folder: &StepFolder,
     ) -> Result<u64, RunError> {
         let items = file_items(layout, position, &self.bound.coord);
-        let mut file = ShardFile::create(folder, self.bound.rank)?;
+        let mut file =
+            ShardFile::create(&folder.temporary(), self.bound.rank)?.of_save(folder.save_id());
         for item in &items {
             let (dtype, _) = data_of(layout, item);
             file.write(item, dtype, |write| {
