@@ -30,7 +30,7 @@ use crate::hf::write::{Entry, SafetensorsFile, sort};
 use crate::metadata::{
     Encoding, Item, Metadata, PathPart, StoredChunk, StoredObject, StoredTensor,
 };
-use crate::open::{Checkpoint, whole};
+use crate::open::{Checkpoint, is_count, whole};
 use crate::pickle::Value;
 use crate::save::folder::{StepFolder, file_name};
 use crate::save::{Content, FileItem, ShardFile};
@@ -276,13 +276,9 @@ fn bands(
 /// If the step, the next sample or the seed is not what loading takes: one number, and a count for the first two.
 pub fn step(source: &Checkpoint) -> Result<u64, CheckpointError> {
     number(source, "planc.seed", |_| true)?;
-    let count = |it: f64| (0.0..=MOST).contains(&it);
-    number(source, "planc.sample", count)?;
-    Ok(number(source, STEP, count)?.unwrap_or(0.0) as u64)
+    number(source, "planc.sample", is_count)?;
+    Ok(number(source, STEP, is_count)?.unwrap_or(0.0) as u64)
 }
-
-/// Beyond it, a float is no count.
-const MOST: f64 = (1u64 << 53) as f64;
 
 /// A tensor of one number.
 fn number(
@@ -298,15 +294,11 @@ fn number(
         let why = format!("it must be one number, 0 to 2^53 for steps and samples, and is {found}");
         CheckpointError::Item { path, key, at: item, why }
     };
-    let is_known =
-        matches!(dtype, StoredType::I64 | StoredType::I32 | StoredType::F64 | StoredType::F32);
-    if !is_known || tensor.n_elements() != 1 {
-        return Err(fail(format!("{dtype}{shape:?}")));
+    match source.number(key)? {
+        Some(found) if fits(found) => Ok(Some(found)),
+        Some(found) => Err(fail(found.to_string())),
+        None => Err(fail(format!("{dtype}{shape:?}"))),
     }
-    let mut bytes = vec![0; dtype.bytes() as usize];
-    source.read(key, &whole(shape), &mut bytes)?;
-    let found = dtype.numbers(&bytes)[0];
-    if fits(found) { Ok(Some(found)) } else { Err(fail(found.to_string())) }
 }
 
 fn path_part(it: &PathPart) -> serde_json::Value {

@@ -13,8 +13,10 @@ use smallvec::SmallVec;
 use crate::archive::{self, Record, TensorItem};
 use crate::copy::{View, copy};
 use crate::cover;
+use crate::dtype::StoredType;
 use crate::error::{Broken, CheckpointError, short};
 use crate::map::Mapped;
+use crate::memory::memory;
 use crate::metadata::{Encoding, Item, Metadata, StoredChunk, StoredObject, StoredTensor};
 use crate::pickle::Value;
 use crate::sums::{self, crc32};
@@ -199,6 +201,25 @@ impl Checkpoint {
             Content::Decoded(it) => it.as_slice(),
         };
         archive::read_object(bytes).map_err(|it| self.in_item(it, key, item))
+    }
+
+    /// The number that a tensor is; `None` if it is not one number of a type that counts and settings have.
+    ///
+    /// # Errors
+    /// If there is no such tensor, or it cannot be read.
+    pub fn number(&self, key: &str) -> Result<Option<f64>, CheckpointError> {
+        let Some(tensor) = self.tensor(key) else {
+            return Err(self.no_key("tensor", key, self.tensors.keys()));
+        };
+        let dtype = tensor.dtype;
+        let is_known =
+            matches!(dtype, StoredType::I64 | StoredType::I32 | StoredType::F64 | StoredType::F32);
+        if !is_known || tensor.n_elements() != 1 {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; dtype.bytes() as usize];
+        self.read(key, &whole(&tensor.shape), &mut bytes)?;
+        Ok(Some(dtype.numbers(&bytes)[0]))
     }
 
     /// Reads a box of a tensor into `out`: row-major, in its stored type, little-endian.
@@ -468,7 +489,7 @@ pub(crate) fn unzstd(bytes: &[u8], n_bytes: u64) -> Result<Vec<u8>, Broken> {
     let decoder = StreamingDecoder::new(bytes).map_err(|it| fail(&it))?;
     let mut res = Vec::new();
     let most = n_bytes.saturating_add(ARCHIVE);
-    let room = free_memory().map_or(u64::MAX, |it| it / 2);
+    let room = memory("MemAvailable").map_or(u64::MAX, |it| it / 2);
     let limit = most.min(room);
     decoder.take(limit.saturating_add(1)).read_to_end(&mut res).map_err(|it| fail(&it))?;
     match res.len() as u64 <= limit {
@@ -476,14 +497,6 @@ pub(crate) fn unzstd(bytes: &[u8], n_bytes: u64) -> Result<Vec<u8>, Broken> {
         false if limit == most => Err(fail(&"more bytes than the item can have")),
         false => Err(fail(&format!("more than {room} bytes, half of the memory that is free"))),
     }
-}
-
-/// Bytes of memory that programs can have, where the system says.
-fn free_memory() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|it| it.strip_prefix("MemAvailable:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
 }
 
 /// The tensor in an archive, which must be what the index says.
@@ -535,6 +548,11 @@ impl DataFile {
             || Mapped::open(&self.path).map_err(|it| CheckpointError::io("read", &self.path, &it));
         self.map.get_or_init(open).as_ref().map_err(Clone::clone)
     }
+}
+
+/// Whether a number can be a count of steps or samples: beyond 2^53, a float is none.
+pub fn is_count(number: f64) -> bool {
+    (0.0..=(1u64 << 53) as f64).contains(&number)
 }
 
 /// A box that is a whole tensor.

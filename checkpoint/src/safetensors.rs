@@ -132,19 +132,34 @@ pub(crate) fn open_file(path: &Path) -> Result<Found, CheckpointError> {
     open_files(&file_folder(path), vec![name])
 }
 
+/// The index of a Hugging Face model.
 #[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
+pub(crate) struct Index {
+    /// Where it is.
+    #[serde(skip)]
+    pub path: PathBuf,
+    /// Which file each key is in.
+    pub weight_map: BTreeMap<String, String>,
+}
+
+impl Index {
+    /// The index in a folder; `None` if it has none.
+    pub fn open(folder: &Path) -> Result<Option<Index>, CheckpointError> {
+        let path = folder.join("model.safetensors.index.json");
+        if !path.is_file() {
+            return Ok(None);
+        }
+        let map = Mapped::open(&path).map_err(|it| CheckpointError::io("read", &path, &it))?;
+        let index: Index = serde_json::from_slice(map.bytes())
+            .map_err(|it| Broken::at(0, it.to_string()).in_index(&path))?;
+        Ok(Some(Index { path, ..index }))
+    }
 }
 
 /// Opens a folder of safetensors files; `None` if it has none.
 pub(crate) fn open(folder: &Path) -> Result<Option<Found>, CheckpointError> {
-    let path = folder.join("model.safetensors.index.json");
-    if path.is_file() {
-        let map = Mapped::open(&path).map_err(|it| CheckpointError::io("read", &path, &it))?;
-        let index: Index = serde_json::from_slice(map.bytes())
-            .map_err(|it| Broken::at(0, it.to_string()).in_index(&path))?;
-        let files: BTreeSet<&String> = index.weight_map.values().collect();
+    if let Some(Index { path, weight_map }) = Index::open(folder)? {
+        let files: BTreeSet<&String> = weight_map.values().collect();
         if let Some(it) =
             files.iter().find(|it| it.starts_with('.') || it.contains(['/', '\\', '\0']))
         {
@@ -152,7 +167,7 @@ pub(crate) fn open(folder: &Path) -> Result<Option<Found>, CheckpointError> {
             return Err(Broken::at(0, why).in_index(&path));
         }
         let mut found = open_files(folder, files.into_iter().cloned().collect())?;
-        for (key, file) in index.weight_map {
+        for (key, file) in weight_map {
             let stored = found.index.tensors.get(&key);
             let files = &found.index.files;
             let is_there = stored

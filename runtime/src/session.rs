@@ -774,20 +774,12 @@ pub(crate) fn check_ranks(plan: &Plan) -> Result<u64, RunError> {
 fn check_memory(plan: &Plan, ranks: u64) -> Result<(), RunError> {
     let per_rank = plan.persistent_bytes.saturating_add(plan.step_bytes);
     let total = per_rank.saturating_mul(ranks);
-    match physical_memory() {
+    match checkpoint::memory("MemTotal") {
         Some(physical) if total > physical => {
             Err(RunError::OutOfMemory { ranks, per_rank, total, physical })
         }
         _ => Ok(()),
     }
-}
-
-/// Bytes of this machine's memory, where the system says.
-fn physical_memory() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|it| it.strip_prefix("MemTotal:"))?;
-    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib * 1024)
 }
 
 #[cfg(test)]

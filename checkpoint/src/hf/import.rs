@@ -1,11 +1,10 @@
 //! Weights under foreign names as a checkpoint: its keys are `model.<param>`, and it has nothing else.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use ir::model::glob;
 use rustc_hash::FxHashMap;
-use serde::Deserialize;
 
 use super::convert::{Effect, effect};
 use super::error::{Mismatch, TransferError};
@@ -17,6 +16,7 @@ use crate::full::Writer;
 use crate::mapping::{Blocks, Forward, Mapping};
 use crate::metadata::PathPart;
 use crate::open::Checkpoint;
+use crate::safetensors::Index;
 use crate::sums::crc32;
 
 /// How weights come in.
@@ -64,12 +64,6 @@ pub struct Written {
     pub bytes: u64,
 }
 
-/// The index of a Hugging Face model.
-#[derive(Deserialize)]
-struct Index {
-    weight_map: BTreeMap<String, String>,
-}
-
 /// The keys that the index of a Hugging Face model names, if the folder has one: other files may be there
 /// with the same weights under other names.
 ///
@@ -79,21 +73,13 @@ pub fn indexed(
     folder: &Path,
     source: &Checkpoint,
 ) -> Result<Option<BTreeSet<String>>, TransferError> {
-    let path = folder.join("model.safetensors.index.json");
-    if !path.is_file() {
-        return Ok(None);
-    }
-    let text = std::fs::read(&path).map_err(|it| CheckpointError::io("read", &path, &it))?;
-    let index: Index = serde_json::from_slice(&text).map_err(|it| {
-        let why = format!("no index of a Hugging Face model: {it}");
-        CheckpointError::Index { path: path.clone(), at: 0, why }
-    })?;
+    let Some(Index { path, weight_map }) = Index::open(folder)? else { return Ok(None) };
     let keys: Vec<String> =
-        index.weight_map.keys().filter(|it| source.tensor(it).is_none()).cloned().collect();
+        weight_map.keys().filter(|it| source.tensor(it).is_none()).cloned().collect();
     if !keys.is_empty() {
         return Err(TransferError::Incomplete { path, keys });
     }
-    Ok(Some(index.weight_map.into_keys().collect()))
+    Ok(Some(weight_map.into_keys().collect()))
 }
 
 /// Finds each parameter in `source`, or only among `keys`.

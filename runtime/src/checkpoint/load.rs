@@ -19,7 +19,7 @@ use std::time::Instant;
 use checkpoint::hf::convert::{convert, effect};
 use checkpoint::pickle::Value;
 use checkpoint::save::{Number, Position, hyper_parameters, schedule_numbers};
-use checkpoint::{Checkpoint, StoredTensor, StoredType, overlap};
+use checkpoint::{Checkpoint, StoredTensor, StoredType, is_count, overlap};
 use ir::DType;
 use ir::checkpoint::{CheckpointLayout, Entry, Kind, Source};
 use ir::model::glob;
@@ -703,13 +703,10 @@ pub(super) fn volume(chunk: &Chunk) -> u64 {
     chunk.sizes.iter().product()
 }
 
-/// Steps or samples up to which f64 counts; no run gets there.
-const MOST: f64 = (1u64 << 53) as f64;
-
 /// A tensor of one number, which counts steps or samples.
 fn count(checkpoint: &Checkpoint, key: &str, stored: &StoredTensor) -> Result<u64, RunError> {
     let found = number(checkpoint, key, stored)?;
-    if (0.0..=MOST).contains(&found) {
+    if is_count(found) {
         return Ok(found as u64);
     }
     let problems = vec![LoadProblem::Count { key: key.to_string(), found: found.to_string() }];
@@ -722,24 +719,10 @@ fn number(checkpoint: &Checkpoint, key: &str, stored: &StoredTensor) -> Result<f
         path: checkpoint.path().to_path_buf(),
         problems: vec![LoadProblem::Number { key: key.to_string(), found }],
     };
-    let shape = &stored.shape;
-    if shape.iter().product::<u64>() != 1 {
-        return Err(wrong(format!("{shape:?}")));
-    }
-    let chunk = Chunk {
-        offsets: shape.iter().map(|_| 0).collect(),
-        sizes: shape.iter().copied().collect(),
-    };
-    let mut bytes = vec![0; stored.dtype.bytes() as usize];
-    checkpoint.read(key, &chunk, &mut bytes)?;
-    let eight = || bytes[..].try_into().expect("eight bytes");
-    let four = || bytes[..].try_into().expect("four bytes");
-    match stored.dtype {
-        StoredType::F64 => Ok(f64::from_le_bytes(eight())),
-        StoredType::I64 => Ok(i64::from_le_bytes(eight()) as f64),
-        StoredType::I32 => Ok(i32::from_le_bytes(four()).into()),
-        StoredType::F32 => Ok(f32::from_le_bytes(four()).into()),
-        it => Err(wrong(it.to_string())),
+    match checkpoint.number(key)? {
+        Some(found) => Ok(found),
+        None if stored.n_elements() != 1 => Err(wrong(format!("{:?}", stored.shape))),
+        None => Err(wrong(stored.dtype.to_string())),
     }
 }
 
