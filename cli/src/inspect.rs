@@ -9,7 +9,7 @@ use ir::plan::Plan;
 use serde::Serialize;
 
 use crate::input::PlanArgs;
-use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
+use crate::report::{Failure, Outcome, Ui, print_view};
 use crate::table::grouped;
 use crate::words::{mesh_text, refinements};
 
@@ -55,13 +55,7 @@ pub struct Args {
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let plan = args.plan.plan()?;
     let view = View::of(&plan, args)?;
-    match ui.format {
-        Format::Json => print_json(&view),
-        Format::Text => {
-            print(&view.text(args));
-            Ok(())
-        }
-    }
+    print_view(ui, &view, |it| it.text(args))
 }
 
 /// All that was asked for; its JSON form is what `--format json` prints.

@@ -310,6 +310,17 @@ pub fn print(text: &str) {
     }
 }
 
+/// Prints a view to stdout: as JSON, or as the text that it makes of itself.
+pub fn print_view<T: serde::Serialize>(ui: &Ui, view: &T, text: impl Fn(&T) -> String) -> Outcome {
+    match ui.format {
+        Format::Json => print_json(view),
+        Format::Text => {
+            print(&text(view));
+            Ok(())
+        }
+    }
+}
+
 /// Prints a JSON value to stdout, on lines of its own.
 pub fn print_json(value: &impl serde::Serialize) -> Outcome {
     let text = serde_json::to_string_pretty(value)

@@ -6,7 +6,7 @@ use std::path::Path;
 use checkpoint::Checkpoint;
 use serde::Serialize;
 
-use crate::report::{Format, Outcome, Ui, print, print_json};
+use crate::report::{Outcome, Ui, print_view};
 use crate::table::{Align, Table, bytes, plural};
 
 use super::{One, clean, open};
@@ -27,13 +27,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     if checkpoint.path() != path {
         view.steps = steps(path, checkpoint.path());
     }
-    match ui.format {
-        Format::Json => print_json(&view),
-        Format::Text => {
-            print(&view.text());
-            Ok(())
-        }
-    }
+    print_view(ui, &view, View::text)
 }
 
 #[derive(Debug, Serialize)]

@@ -7,7 +7,7 @@ use runtime::{LoadOptions, Reshard};
 use serde::Serialize;
 
 use crate::input::{ModelArgs, plan};
-use crate::report::{Failure, Format, Outcome, Ui, print, print_aside, print_json};
+use crate::report::{Failure, Outcome, Ui, print_aside, print_view};
 use crate::run::failure;
 use crate::table::{Align, Table, bytes, plural};
 use crate::words::mesh_text;
@@ -81,13 +81,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
             seconds: report.seconds,
         });
     }
-    match ui.format {
-        Format::Json => print_json(&view),
-        Format::Text => {
-            print(&view.text());
-            Ok(())
-        }
-    }
+    print_view(ui, &view, View::text)
 }
 
 #[derive(Debug, Serialize)]

@@ -4,7 +4,7 @@ use checkpoint::{Checkpoint, StoredTensor};
 use ir::placement::Chunk;
 use serde::Serialize;
 
-use crate::report::{Format, Outcome, Ui, print, print_json};
+use crate::report::{Outcome, Ui, print_view};
 use crate::table::bytes;
 
 use super::ls::ObjectView;
@@ -28,13 +28,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let checkpoint = open(path)?;
     keys.check(&checkpoint)?;
     let view = View::of(&checkpoint, |it| keys.fit(it))?;
-    match ui.format {
-        Format::Json => print_json(&view),
-        Format::Text => {
-            print(&view.text());
-            Ok(())
-        }
-    }
+    print_view(ui, &view, View::text)
 }
 
 #[derive(Debug, Serialize)]
