@@ -1,11 +1,12 @@
 //! The `planc` command. One file per subcommand; what is not presentation belongs to the libraries.
 //!
 //! stdout is what was asked for, stderr is what went wrong. Exit codes: 0, 1 (the user's input), 2
-//! (usage, from clap), 101 (our bug).
+//! (usage, from clap), 101 (our bug); `diff --exit-code` has those of `diff`.
 
 mod bench;
 mod ckpt;
 mod compile;
+mod diff;
 mod doctor;
 mod explain;
 mod glob;
@@ -43,6 +44,7 @@ enum Command {
     Compile(compile::Args),
     Run(Box<run::Args>),
     Inspect(inspect::Args),
+    Diff(diff::Args),
     Ckpt(ckpt::Args),
     Import(import::Args),
     Bench(bench::Args),
@@ -57,6 +59,8 @@ fn main() -> ExitCode {
         Command::Compile(args) => compile::run(args, &cli.ui),
         Command::Run(args) => run::run(args, &cli.ui),
         Command::Inspect(args) => inspect::run(args, &cli.ui),
+        // It has exit codes of its own, those of `diff`.
+        Command::Diff(args) => return diff::run(args, &cli.ui),
         Command::Ckpt(args) => ckpt::run(args, &cli.ui),
         Command::Import(args) => import::run(args, &cli.ui),
         Command::Bench(args) => bench::run(args, &cli.ui),

@@ -51,6 +51,49 @@ pub enum Color {
     Never,
 }
 
+impl Ui {
+    /// How to colour what is printed to stdout.
+    pub fn paint(&self) -> Paint {
+        Paint(self.color.is_on(std::io::stdout().is_terminal()))
+    }
+}
+
+impl Color {
+    fn is_on(self, terminal: bool) -> bool {
+        let no_color = || std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
+        match self {
+            Color::Auto => terminal && !no_color(),
+            Color::Always => true,
+            Color::Never => false,
+        }
+    }
+}
+
+/// Colours text, or leaves it as it is.
+#[derive(Debug, Clone, Copy)]
+pub struct Paint(bool);
+
+impl Paint {
+    /// What was.
+    pub fn red(self, text: &str) -> String {
+        self.with("31", text)
+    }
+
+    /// What is.
+    pub fn green(self, text: &str) -> String {
+        self.with("32", text)
+    }
+
+    /// A heading.
+    pub fn bold(self, text: &str) -> String {
+        self.with("1", text)
+    }
+
+    fn with(self, code: &str, text: &str) -> String {
+        if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
+    }
+}
+
 /// What a command gives back.
 pub type Outcome<T = ()> = Result<T, Box<Failure>>;
 
@@ -238,13 +281,7 @@ impl Diagnostic for Report<'_> {
 /// Pictures and colours on a terminal, plain ASCII elsewhere.
 fn theme(color: Color) -> GraphicalTheme {
     let terminal = std::io::stderr().is_terminal();
-    let no_color = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
-    let colors = match color {
-        Color::Auto => terminal && !no_color,
-        Color::Always => true,
-        Color::Never => false,
-    };
-    match (terminal, colors) {
+    match (terminal, color.is_on(terminal)) {
         (true, true) => GraphicalTheme::unicode(),
         (true, false) => GraphicalTheme::unicode_nocolor(),
         (false, true) => GraphicalTheme::ascii(),

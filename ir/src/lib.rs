@@ -10,6 +10,7 @@ pub mod amax;
 pub mod build;
 pub mod checkpoint;
 pub mod graph;
+pub mod meaning;
 pub mod model;
 pub mod ops;
 pub mod placement;

@@ -62,8 +62,10 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
         }
         let Some(index) = peak else { continue };
         res.peak = Some(at[index]);
-        let live = spans().filter(|&(_, (first, last))| first <= index && index <= last);
-        res.largest = live.map(|it| (it.0, plan.local_bytes(it.0))).collect();
+    }
+    if let Some(at) = res.peak {
+        let live = plan.live_at(at).into_iter();
+        res.largest = live.map(|it| (it, plan.local_bytes(it))).collect();
         res.largest.sort_by_key(|&(buffer, bytes)| (std::cmp::Reverse(bytes), buffer.index()));
         res.largest.truncate(N_LARGEST);
     }
@@ -78,6 +80,17 @@ impl Plan {
         let mut others = reads.iter().filter(|&&it| it != buffer).map(|&it| &self.buffers[it]);
         data.offset.is_some()
             && others.any(|it| it.offset == data.offset && it.role.arena() == Arena::Step)
+    }
+
+    /// Buffers of the step's arena that are live at an instruction.
+    pub fn live_at(&self, at: (PlanSection, usize)) -> Vec<Buffer> {
+        let mut timelines = PlanSection::TIMELINES.into_iter();
+        let sections = timelines.find(|it| it.contains(&at.0)).expect("each is in one");
+        let before = sections.iter().take_while(|&&it| it != at.0);
+        let index = before.map(|&it| self.section(it).len()).sum::<usize>() + at.1;
+        let spans = self.spans(sections);
+        let live = spans.iter().filter_map(|it| Some((it.0, (*it.1)?)));
+        live.filter(|it| it.1.0 <= index && index <= it.1.1).map(|it| it.0).collect()
     }
 
     /// For each buffer of the step's arena, the first and the last instruction of a timeline that
