@@ -9,7 +9,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use rustc_hash::{FxHashMap, FxHashSet};
+use indexmap::IndexMap;
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::fold::{Folded, fold, ranges_text};
@@ -99,13 +100,16 @@ pub struct Total {
     pub wire_bytes: u64,
 }
 
-/// Text with names in it, so that layers can be folded.
+/// Words, and then the names that they are about, so that layers can be folded.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-struct Text(Vec<Piece>);
+struct Text {
+    words: String,
+    names: Vec<Piece>,
+}
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Piece {
-    Words(String),
+    Words(&'static str),
     Name(Name),
 }
 
@@ -119,9 +123,12 @@ struct Raw {
     to: Option<Text>,
 }
 
+/// What is before and after.
+type Sides = (Option<String>, Option<String>);
+
 impl Named for Raw {
     fn names(&mut self) -> Vec<&mut Name> {
-        let texts = self.from.iter_mut().chain(&mut self.to).flat_map(|it| &mut it.0);
+        let texts = self.from.iter_mut().chain(&mut self.to).flat_map(|it| &mut it.names);
         let named = texts.filter_map(|it| match it {
             Piece::Words(_) => None,
             Piece::Name(name) => Some(name),
@@ -151,31 +158,35 @@ impl Named for Held {
 
 impl Text {
     fn words(it: impl ToString) -> Text {
-        Text(vec![Piece::Words(it.to_string())])
-    }
-
-    fn then(mut self, it: impl ToString) -> Text {
-        self.0.push(Piece::Words(it.to_string()));
-        self
+        Text { words: it.to_string(), names: Vec::new() }
     }
 
     /// `a, b`; or what stands for nothing.
-    fn names<'a>(mut self, names: impl IntoIterator<Item = &'a str>, none: &str) -> Text {
-        let before = self.0.len();
+    fn names<'a>(mut self, names: impl IntoIterator<Item = &'a str>, none: &'static str) -> Text {
+        let before = self.names.len();
         for name in names {
-            if self.0.len() > before {
-                self.0.push(Piece::Words(", ".to_string()));
+            if self.names.len() > before {
+                self.names.push(Piece::Words(", "));
             }
-            self.0.push(Piece::Name(name.to_string()));
+            self.names.push(Piece::Name(name.to_string()));
         }
-        if self.0.len() == before { self.then(none) } else { self }
+        if self.names.len() == before {
+            self.names.push(Piece::Words(none));
+        }
+        self
+    }
+
+    fn then(mut self, words: &'static str) -> Text {
+        self.names.push(Piece::Words(words));
+        self
     }
 
     fn text(&self) -> String {
-        let piece = |it: &Piece| match it {
-            Piece::Words(text) | Piece::Name(text) => text.clone(),
-        };
-        self.0.iter().map(piece).collect()
+        let names = self.names.iter().map(|it| match it {
+            Piece::Words(text) => *text,
+            Piece::Name(text) => text.as_str(),
+        });
+        std::iter::once(self.words.as_str()).chain(names).collect()
     }
 }
 
@@ -486,12 +497,9 @@ impl<'a> Cx<'a> {
         let ron = |it: &crate::run::Schedule| ron::to_string(it).expect("numbers have a text");
         self.words(Area::Numerics, "learning rate", "", ron(&old.schedule), ron(&new.schedule));
         let results = |it: &[(Name, Name)]| {
-            let mut res = Text::default();
-            for (i, (name, tensor)) in it.iter().enumerate() {
-                let comma = if i > 0 { ", " } else { "" };
-                res = res.then(format!("{comma}{name} = ")).names([tensor.as_str()], "");
-            }
-            res
+            let names: Vec<&str> = it.iter().map(|it| it.0.as_str()).collect();
+            let tensors = it.iter().map(|it| it.1.as_str());
+            Text::words(names.join(", ")).then(" = ").names(tensors, "nothing")
         };
         self.note(Area::Model, "results", "", Some(results(&a.results)), Some(results(&b.results)));
     }
@@ -530,8 +538,15 @@ impl<'a> Cx<'a> {
             if origins.0 == origins.1 && origins.0 != name {
                 continue;
             }
+            if is_told_with_first(old.makers(origins.0), new.makers(origins.1)) {
+                continue;
+            }
             let (a, b) = (Made::of(old, origins.0), Made::of(new, origins.1));
             if a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| self.is_alike(a, b)) {
+                continue;
+            }
+            if a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| self.reads_alike(a, b)) {
+                self.words(Area::Numerics, "made by", name, Made::words(&a), Made::words(&b));
                 continue;
             }
             let (from, to) = (Made::text(&a), Made::text(&b));
@@ -541,33 +556,49 @@ impl<'a> Cx<'a> {
     }
 
     fn is_alike(&self, a: &Made<'a>, b: &Made<'a>) -> bool {
-        let same =
-            |(a, b): (&&str, &&str)| a == b || self.old.values.get(*a) == self.new.values.get(*b);
-        a.what == b.what && a.args.len() == b.args.len() && a.args.iter().zip(&b.args).all(same)
+        a.what == b.what && self.reads_alike(a, b)
     }
 
-    /// A value that is no longer rounded on its own because an op took it in, or the other way round.
+    fn reads_alike(&self, a: &Made<'a>, b: &Made<'a>) -> bool {
+        a.args.len() == b.args.len() && a.args.iter().zip(&b.args).all(|(a, b)| self.is_same(a, b))
+    }
+
+    /// Whether a tensor of the first and one of the second are meant to be the same.
+    fn is_same(&self, a: &str, b: &str) -> bool {
+        a == b || self.old.values.get(a) == self.new.values.get(b)
+    }
+
+    /// A value that is no longer rounded on its own, because an op took in what made it, or the other way
+    /// round.
     fn rounding(&mut self, name: &str, a: &[Made<'a>], b: &[Made<'a>]) {
-        // What an op made and only one of the plans keeps.
-        let lost = |made: &[Made<'a>], side: &Side<'a>, other: &Side<'a>| -> Vec<&'a Tensor> {
-            let args = made.iter().flat_map(|it| &it.args);
-            let only = args.filter(|it| !other.tensors.contains_key(**it));
-            let by_op =
-                only.filter(|it| side.makers(it).iter().any(|it| matches!(it.0.does, Does::Op(_))));
-            by_op.filter_map(|it| side.tensors.get(it).copied()).collect()
-        };
-        let (before, after) = (lost(a, self.old, self.new), lost(b, self.new, self.old));
-        let text = |on_its_own: &[&Tensor]| match on_its_own {
+        let (old, new) = (self.old, self.new);
+        let read =
+            |made: &[Made<'a>]| made.iter().flat_map(|it| it.args.clone()).collect::<Vec<_>>();
+        let (reads_a, reads_b) = (read(a), read(b));
+        // What an op made, only this plan keeps, and the other has the operands of in its place.
+        let own =
+            |side: &Side<'a>, reads: &[&'a str], other: &Side<'a>, same: &dyn Fn(&str) -> bool| {
+                let taken_in = |it: &&&str| {
+                    let by_op =
+                        side.makers(it).iter().filter(|it| matches!(it.0.does, Does::Op(_)));
+                    by_op.flat_map(|it| &it.0.args).any(|it| same(side.origin(it)))
+                };
+                let only = reads.iter().filter(|it| !other.tensors.contains_key(**it));
+                only.filter(taken_in).copied().collect::<Vec<&'a str>>()
+            };
+        let before = own(old, &reads_a, new, &|it| reads_b.iter().any(|b| self.is_same(it, b)));
+        let after = own(new, &reads_b, old, &|it| reads_a.iter().any(|a| self.is_same(a, it)));
+        let text = |all: &[&str], side: &Side<'a>| match all {
             [] => Text::words("once"),
-            all => {
-                let names = all.iter().map(|it| it.name.as_str());
-                Text::words("twice, as ")
-                    .names(names, "")
-                    .then(format!(" in {} first", all[0].dtype))
+            [first, ..] => {
+                let dtype = side.tensors[first].dtype;
+                let words = format!("twice, in {dtype} first");
+                Text::words(words).then(" as ").names(all.iter().copied(), "")
             }
         };
         if before.is_empty() != after.is_empty() {
-            self.note(Area::Numerics, "rounded", name, Some(text(&before)), Some(text(&after)));
+            let (from, to) = (text(&before, old), text(&after, new));
+            self.note(Area::Numerics, "rounded", name, Some(from), Some(to));
         }
     }
 
@@ -578,11 +609,11 @@ impl<'a> Cx<'a> {
             let how = match &call.does {
                 Does::Op(_) => return None,
                 Does::Move { how, over } | Does::Reduce { how, over, .. } => {
-                    format!("{how} over {over} of ")
+                    format!("{how} over {over}")
                 }
             };
             let args = Side::args(call, i).iter().map(String::as_str);
-            Some(Text::words(how).names(args, "nothing"))
+            Some(Text::words(how).then(" of ").names(args, "nothing"))
         };
         for name in self.names() {
             let (from, to) = (moves(self.old, name), moves(self.new, name));
@@ -601,8 +632,8 @@ impl<'a> Cx<'a> {
         self.words(Area::Memory, "scratch bytes", "", old.workspace_bytes, new.workspace_bytes);
         let peak = |it: &Meaning| {
             let (section, what, name) = it.program.peak.as_ref()?;
-            let words = Text::words(format!("{}: {what} making ", section.name()));
-            Some(words.names([name.as_str()], ""))
+            let words = Text::words(format!("{}: {what}", section.name()));
+            Some(words.then(" making ").names([name.as_str()], ""))
         };
         self.note(Area::Memory, "peak at", "", peak(a), peak(b));
         let held = |it: &Meaning| -> FxHashMap<Name, u64> {
@@ -660,6 +691,14 @@ impl<'a> Cx<'a> {
     }
 }
 
+/// Whether these are further results of calls of which the first result is the same in both plans: what
+/// changes is said of that.
+fn is_told_with_first(old: &[(&Call, usize)], new: &[(&Call, usize)]) -> bool {
+    let first = |it: &(&Call, usize)| it.0.results.first().cloned();
+    let further = old.iter().zip(new).all(|(a, b)| a.1 > 0 && a.1 == b.1 && first(a) == first(b));
+    further && !old.is_empty() && old.len() == new.len()
+}
+
 /// Whether a plan moves something into this tensor.
 fn is_sent(side: &Side<'_>, name: &str) -> bool {
     side.makers(name).iter().any(|it| it.0.bytes.is_some())
@@ -689,15 +728,18 @@ impl<'a> Made<'a> {
         side.makers(name).iter().map(one).collect()
     }
 
+    fn words(all: &[Made<'a>]) -> String {
+        let all: Vec<&str> = all.iter().map(|it| it.what.as_str()).collect();
+        if all.is_empty() { "nothing".to_string() } else { all.join("; ") }
+    }
+
     fn text(all: &[Made<'a>]) -> Text {
-        let mut res = Text::default();
+        let mut res = Text::words(Made::words(all));
         for (i, it) in all.iter().enumerate() {
-            let comma = if i > 0 { "; " } else { "" };
-            res = res
-                .then(format!("{comma}{} of ", it.what))
-                .names(it.args.iter().copied(), "nothing");
+            let before = if i == 0 { " of " } else { "; " };
+            res = res.then(before).names(it.args.iter().copied(), "nothing");
         }
-        if all.is_empty() { Text::words("nothing") } else { res }
+        res
     }
 }
 
@@ -738,29 +780,42 @@ fn totals(a: &Meaning, b: &Meaning) -> Vec<TotalChange> {
     keys.into_iter().map(change).collect()
 }
 
-/// Changes that say the same, together; by area.
+/// Changes that say the same, together; by area. Where several differ in names only, names are left out.
 fn grouped(raw: Vec<Raw>) -> Vec<Change> {
-    let mut res: Vec<Change> = Vec::new();
-    let mut known: FxHashMap<(Area, &str, Option<String>, Option<String>), usize> =
-        FxHashMap::default();
-    let said_once = fold(&raw).into_iter().flat_map(|it| match it.layers[..] {
-        // What is in one layer only is told of as it is.
-        [_] => it.unfolded().into_iter().map(|it| Folded { it, layers: Vec::new() }).collect(),
-        _ => vec![it],
-    });
-    for Folded { it, layers } in said_once {
-        let text = |it: &Option<Text>| it.as_ref().map(Text::text);
-        let (from, to) = (text(&it.from), text(&it.to));
-        let key = (it.area, it.what, from.clone(), to.clone());
-        let index = *known.entry(key).or_insert_with(|| {
-            res.push(Change { area: it.area, what: it.what, of: Vec::new(), from, to });
-            res.len() - 1
-        });
+    let folded: Vec<Folded<Raw>> = fold(&raw)
+        .into_iter()
+        .flat_map(|it| match it.layers[..] {
+            // What is in one layer only is told of as it is.
+            [_] => it.unfolded().into_iter().map(|it| Folded { it, layers: vec![] }).collect(),
+            _ => vec![it],
+        })
+        .collect();
+    let sides = |it: &Raw, text: fn(&Text) -> String| -> Sides {
+        (it.from.as_ref().map(text), it.to.as_ref().map(text))
+    };
+    let full = |it: &Raw| sides(it, Text::text);
+    let words = |it: &Raw| sides(it, |it| it.words.clone());
+    let mut alike: FxHashMap<(Area, &str, Sides), BTreeSet<Sides>> = FxHashMap::default();
+    for Folded { it, .. } in &folded {
+        alike.entry((it.area, it.what, words(it))).or_default().insert(full(it));
+    }
+    let mut res: IndexMap<(Area, &str, Sides), Vec<Subject>, FxBuildHasher> = IndexMap::default();
+    for Folded { it, layers } in &folded {
+        let key = (it.area, it.what, words(it));
+        // Words alone say what happens where they differ.
+        let says = key.2.0 != key.2.1;
+        let sides = if says && alike[&key].len() > 1 { key.2 } else { full(it) };
+        let of = res.entry((it.area, it.what, sides)).or_default();
         if !it.name.is_empty() {
-            res[index].of.push(Subject::of(&it.name, &layers));
+            of.push(Subject::of(&it.name, layers));
         }
     }
-    res.sort_by_key(|it| it.area);
+    // Changes of one property stay together, in the order in which these came up.
+    let order: Vec<(Area, &str)> = res.keys().map(|it| (it.0, it.1)).collect();
+    let first = |it: &Change| order.iter().position(|known| *known == (it.area, it.what));
+    let change = |((area, what, (from, to)), of)| Change { area, what, of, from, to };
+    let mut res: Vec<Change> = res.into_iter().map(change).collect();
+    res.sort_by_cached_key(|it| (it.area, first(it)));
     res
 }
 
