@@ -147,6 +147,12 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let compiled = result.map_err(|it| file.pass_failure(&it.error))?;
 
     let findings = lint::findings(&compiled);
+    // Otherwise they are part of the summary.
+    if ui.message_format == Some(Format::Json) {
+        for it in findings.iter().filter(|it| !args.deny.contains(&it.lint)) {
+            report::print_aside(&report::warning(ui, Some(it.lint.name()), &it.message()));
+        }
+    }
     let codegen::Compiled { plan, times, dumps, moves, unquantized, .. } = compiled;
     let times = Times { elaborate, passes: times, total };
     if let Some(emit) = args.emit {

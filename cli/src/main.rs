@@ -6,6 +6,7 @@
 mod bench;
 mod ckpt;
 mod compile;
+mod completions;
 mod diff;
 mod doctor;
 mod explain;
@@ -55,11 +56,14 @@ enum Command {
     Bench(bench::Args),
     Doctor(doctor::Args),
     Explain(explain::Args),
+    Completions(completions::Args),
+    Man(completions::ManArgs),
 }
 
 fn main() -> ExitCode {
-    report::install_panic_hook();
-    let cli = Cli::parse();
+    report::install_panic_hook(report::Format::Text);
+    let cli = Cli::try_parse().unwrap_or_else(|it| report::leave_with_usage(&it));
+    report::install_panic_hook(cli.ui.messages());
     let result = match &cli.command {
         Command::Compile(args) => compile::run(args, &cli.ui),
         Command::Sweep(args) => sweep::run(args, &cli.ui),
@@ -72,6 +76,8 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args, &cli.ui),
         Command::Doctor(args) => doctor::run(args, &cli.ui),
         Command::Explain(args) => explain::run(args, &cli.ui),
+        Command::Completions(args) => completions::run(args),
+        Command::Man(args) => completions::man(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

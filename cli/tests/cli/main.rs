@@ -5,6 +5,7 @@
 mod bad_input;
 mod checkpoints;
 mod commands;
+mod diagnostics;
 mod diff;
 mod edited;
 mod errors;
