@@ -11,6 +11,7 @@ mod edited;
 mod errors;
 mod foreign;
 mod import;
+mod logs;
 mod reshard;
 mod resume;
 mod streams;

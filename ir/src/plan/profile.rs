@@ -43,20 +43,10 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
     };
     for sections in PlanSection::TIMELINES {
         let at: Vec<(PlanSection, usize)> = plan.timeline(sections).map(|it| it.0).collect();
-        let spans = plan.spans(sections);
-        let mut deltas = vec![0_i64; at.len() + 1];
-        let spans = || spans.iter().filter_map(|it| Some((it.0, (*it.1)?)));
-        for (buffer, (first, last)) in spans() {
-            let bytes = plan.local_bytes(buffer) as i64;
-            deltas[first + usize::from(plan.takes_over(at[first], buffer))] += bytes;
-            deltas[last.saturating_add(1).min(at.len())] -= bytes;
-        }
-        let mut live = 0;
         let mut peak = None;
-        for (index, delta) in deltas.into_iter().enumerate().take(at.len()) {
-            live += delta;
-            if live as u64 > res.live_bytes {
-                res.live_bytes = live as u64;
+        for (index, live) in plan.live_bytes(sections).into_iter().enumerate() {
+            if live > res.live_bytes {
+                res.live_bytes = live;
                 peak = Some(index);
             }
         }
@@ -80,6 +70,27 @@ impl Plan {
         let mut others = reads.iter().filter(|&&it| it != buffer).map(|&it| &self.buffers[it]);
         data.offset.is_some()
             && others.any(|it| it.offset == data.offset && it.role.arena() == Arena::Step)
+    }
+
+    /// Bytes of the step's arena that are live at each instruction of a timeline.
+    pub fn live_bytes(&self, sections: &[PlanSection]) -> Vec<u64> {
+        let at: Vec<(PlanSection, usize)> = self.timeline(sections).map(|it| it.0).collect();
+        let mut deltas = vec![0_i64; at.len() + 1];
+        let spans = self.spans(sections);
+        for (buffer, (first, last)) in spans.iter().filter_map(|it| Some((it.0, (*it.1)?))) {
+            let bytes = self.local_bytes(buffer) as i64;
+            deltas[first + usize::from(self.takes_over(at[first], buffer))] += bytes;
+            deltas[last.saturating_add(1).min(at.len())] -= bytes;
+        }
+        let mut live = 0;
+        deltas
+            .iter()
+            .take(at.len())
+            .map(|it| {
+                live += it;
+                live as u64
+            })
+            .collect()
     }
 
     /// Buffers of the step's arena that are live at an instruction.
