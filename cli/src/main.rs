@@ -12,12 +12,16 @@ mod glob;
 mod import;
 mod input;
 mod inspect;
+mod limit;
 mod lint;
 mod moves;
 mod place;
 mod report;
 mod run;
+mod sweep;
 mod table;
+mod target;
+mod variants;
 mod words;
 
 use std::process::ExitCode;
@@ -41,6 +45,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Compile(compile::Args),
+    Sweep(sweep::Args),
     Run(Box<run::Args>),
     Inspect(inspect::Args),
     Ckpt(ckpt::Args),
@@ -55,6 +60,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
         Command::Compile(args) => compile::run(args, &cli.ui),
+        Command::Sweep(args) => sweep::run(args, &cli.ui),
         Command::Run(args) => run::run(args, &cli.ui),
         Command::Inspect(args) => inspect::run(args, &cli.ui),
         Command::Ckpt(args) => ckpt::run(args, &cli.ui),
