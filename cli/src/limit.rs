@@ -6,13 +6,14 @@ use std::collections::BTreeMap;
 
 use ir::cost::Target;
 use ir::graph::Checkpoint;
+use ir::model::MeshSpec;
 use ir::model::modules::Module;
 use ir::model::schema::ReshardAfterForward;
 use ir::plan::{Plan, PlanSection, Role, memory_profile};
 use serde_json::json;
 
 use crate::report::{Failure, Outcome};
-use crate::table::{Align, Table, bytes, elided};
+use crate::table::{Align, Table, bytes, elided, wrapped};
 use crate::target::{Needs, Prediction, milliseconds};
 use crate::variants::{self, Variant};
 use crate::words::{describe, fold};
@@ -89,12 +90,16 @@ fn help(choices: &[Choice], limit: &Limit<'_>) -> String {
     for it in choices.iter().take(MAX_LINES) {
         let fits = if it.needs.bytes() <= limit.bytes { "fits" } else { "" };
         let time = it.seconds.map(milliseconds).unwrap_or_default();
-        table.row([bytes(it.needs.bytes()), fits.to_string(), time, it.flags.clone()]);
+        let lines = wrapped(&it.flags, 44);
+        let mut lines = lines.into_iter();
+        let first = lines.next().unwrap_or_default();
+        table.row([bytes(it.needs.bytes()), fits.to_string(), time, first]);
+        lines.for_each(|it| table.row([String::new(), String::new(), String::new(), it]));
     }
     let time = if limit.target.is_some() { " and the time of a step" } else { "" };
     let fits = choices.iter().any(|it| it.needs.bytes() <= limit.bytes);
-    let none = if fits { "" } else { " Nothing that was tried fits: use more ranks." };
-    format!("what would lower it, with the new peak{time}:{none}\n{}", table.text())
+    let none = if fits { "" } else { "; none of them fits" };
+    format!("what would lower it, with the new peak{time}{none}:\n{}", table.text())
 }
 
 /// What is in memory at the peak: what is kept by role, then tensors of the step's arena, repeated layers together;
@@ -160,10 +165,15 @@ fn choices(variant: &Variant, plan: &Plan, needs: Needs, limit: &Limit<'_>) -> V
         tried.push((format!("--mesh {mesh}"), Variant { mesh, ..variant.clone() }));
     }
     let mut res = compiled(&tried);
-    if !res.iter().any(|it| it.needs.bytes() <= limit.bytes) {
+    let fits = |it: &Choice| it.needs.bytes() <= limit.bytes;
+    if !res.iter().any(fits) {
         res.extend(compiled(&together(variant, &tried, &changes, &res)));
     }
-    let fits = |it: &Choice| it.needs.bytes() <= limit.bytes;
+    for factor in [2, 4, 8] {
+        if !res.iter().any(fits) {
+            res.extend(compiled(on_more_ranks(variant, plan, factor).as_slice()));
+        }
+    }
     let time = |it: &Choice| if fits(it) { it.seconds.unwrap_or_default() } else { 0.0 };
     res.sort_by(|a, b| {
         (!fits(a))
@@ -200,6 +210,18 @@ fn together(
         .chain(on_mesh)
         .filter(|it| !flags.is_empty() && !it.0.is_empty())
         .collect()
+}
+
+/// So many times as many ranks, all of them along the first axis that FSDP shards over, or else the first axis.
+fn on_more_ranks(variant: &Variant, plan: &Plan, factor: u32) -> Option<(String, Variant)> {
+    let mut axes: Vec<(String, u32)> =
+        plan.mesh.user_axes().iter().map(|it| (it.0.to_string(), it.1)).collect();
+    let fsdp = axes.iter().position(|it| variants::is_fsdp(&variant.model, &it.0)).unwrap_or(0);
+    let size = &mut axes.get_mut(fsdp)?.1;
+    *size = size.checked_mul(factor)?;
+    let mesh = MeshSpec::Named(axes);
+    let ranks = plan.mesh.n_ranks() * u64::from(factor);
+    Some((format!("--mesh {mesh} ({ranks} ranks)"), Variant { mesh, ..variant.clone() }))
 }
 
 type Change = Box<dyn Fn(&mut Variant)>;

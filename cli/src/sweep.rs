@@ -151,7 +151,8 @@ fn nothing(sweep: &Sweep, model: &Model, args: &Args) -> Box<Failure> {
          the meshes says more",
         args.gpus
     );
-    Failure::new("PL0654", message.trim_end()).help(help)
+    let details = serde_json::json!({ "refused": sweep.refused });
+    Failure::new("PL0654", message.trim_end()).help(help).details(details)
 }
 
 fn text(sweep: &Sweep, ui: &Ui) -> String {
@@ -189,19 +190,25 @@ fn text(sweep: &Sweep, ui: &Ui) -> String {
     res
 }
 
-/// Meshes without a plan, those of one reason on one line.
+/// Meshes without a plan, those of one reason, but for its numbers, on one line.
 fn refusals(sweep: &Sweep, width: usize) -> String {
-    let mut by_reason: Vec<(&str, Vec<&str>)> = Vec::new();
+    let kind = |why: &str| -> String {
+        let letters = why.chars().filter(|it| !it.is_ascii_digit());
+        letters.take_while(|it| *it != '(').collect()
+    };
+    let mut by_kind: Vec<(String, &str, Vec<&str>)> = Vec::new();
     for it in &sweep.refused {
-        match by_reason.iter_mut().find(|other| other.0 == it.why) {
-            Some(other) => other.1.push(&it.mesh),
-            None => by_reason.push((&it.why, vec![&it.mesh])),
+        let kind = kind(&it.why);
+        match by_kind.iter_mut().find(|other| other.0 == kind) {
+            Some(other) => other.2.push(&it.mesh),
+            None => by_kind.push((kind, &it.why, vec![&it.mesh])),
         }
     }
     let mut res = String::new();
-    for (why, meshes) in by_reason {
-        for (i, line) in wrapped(&format!("{}: {why}", meshes.join(", ")), width).iter().enumerate()
-        {
+    for (_, why, meshes) in by_kind {
+        let likewise = if meshes.len() > 1 { ", and so on" } else { "" };
+        let text = format!("{}: {why}{likewise}", meshes.join(", "));
+        for (i, line) in wrapped(&text, width).iter().enumerate() {
             res += &format!("{}{line}\n", if i == 0 { "  " } else { "    " });
         }
     }

@@ -83,6 +83,14 @@ pub fn meshes(
     (sensible, refused)
 }
 
+/// Whether FSDP shards over an axis.
+pub fn is_fsdp(model: &Model, axis: &str) -> bool {
+    match &model.fsdp.axes {
+        Some(axes) => axes.iter().any(|it| it == axis),
+        None => matches!(axis, "dp" | "dp_shard"),
+    }
+}
+
 /// What an axis of a mesh is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Use {
@@ -93,13 +101,9 @@ enum Use {
 
 impl Use {
     fn of(model: &Model, axis: &str) -> Use {
-        let fsdp = match &model.fsdp.axes {
-            Some(axes) => axes.iter().any(|it| it == axis),
-            None => matches!(axis, "dp" | "dp_shard"),
-        };
         match axis {
             _ if axis == model.tp_mesh.as_deref().unwrap_or("tp") => Use::Tp,
-            _ if fsdp => Use::Fsdp,
+            _ if is_fsdp(model, axis) => Use::Fsdp,
             _ => Use::Other(axis.to_string()),
         }
     }

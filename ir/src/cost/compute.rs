@@ -60,6 +60,11 @@ impl<'a> Ops<'a> {
         }
     }
 
+    /// Share of its speed that an op loses while communication runs beside it.
+    pub fn slowdown(&self) -> f64 {
+        self.target.overlap.0
+    }
+
     /// Ops that only rename the dims of what is there already.
     fn is_view(&self, op: &Op, args: &[Buffer], results: &[Buffer]) -> bool {
         matches!(op, Op::SplitDim(_) | Op::MergeDims(_)) && self.same_memory(args[0], results[0])

@@ -38,6 +38,8 @@ pub struct Target {
     pub attention: Figure,
     /// What is left of the rate of GEMMs and attention when they run for as long as a step does: power.
     pub sustained: Figure,
+    /// Share of its speed that an op loses while communication runs beside it; below 1.
+    pub overlap: Figure,
     /// Between ranks of a node.
     pub node: Node,
     /// Bytes a second that a rank sends to another node, all ranks of a node at a time.
@@ -137,8 +139,18 @@ pub enum TargetError {
     #[error("{0}")]
     Parse(#[from] ron::error::SpannedError),
     /// A number that makes no sense.
-    #[error("`{field}` is {value}, and must be a number above 0")]
+    #[error(
+        "`{field}` is {value}, and must be a number above 0, or 0 where that is a time or memory"
+    )]
     NotPositive {
+        /// Which.
+        field: &'static str,
+        /// What it is.
+        value: f64,
+    },
+    /// A share that is none.
+    #[error("`{field}` is {value}, and must be a share: 0 or more, and less than 1")]
+    Share {
         /// Which.
         field: &'static str,
         /// What it is.
@@ -223,6 +235,9 @@ impl Target {
         let wrong = |it: &(&str, f64)| !(it.1.is_finite() && it.1 >= 0.0);
         if let Some((field, value)) = zero.into_iter().find(wrong) {
             return Err(TargetError::NotPositive { field, value });
+        }
+        if !(0.0..1.0).contains(&self.overlap.0) {
+            return Err(TargetError::Share { field: "overlap", value: self.overlap.0 });
         }
         let kinds = [
             ("all_gather", &node.all_gather),
