@@ -17,7 +17,7 @@ mod fold;
 #[cfg(test)]
 mod tests;
 
-use cranelift_entity::EntityRef;
+use cranelift_entity::{EntityRef, SecondaryMap};
 use serde::{Deserialize, Serialize};
 
 use crate::graph::{Init, Name};
@@ -102,6 +102,10 @@ pub struct Call {
     pub does: Does,
     /// Names of operands.
     pub args: Vec<Name>,
+    /// How often its section has written each operand anew before; empty if none has been. What a temporary
+    /// is made by is not counted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rewritten: Vec<u32>,
     /// Names of results.
     pub results: Vec<Name>,
     /// Of a collective between ranks: [`traffic`] of one call.
@@ -166,6 +170,18 @@ pub enum Record {
     Call(Folded<Call>),
     /// A tensor at the peak.
     Peak(Folded<Held>),
+}
+
+impl Call {
+    /// `, operand 2 as written anew`, where the order of reads and writes of one tensor matters.
+    fn rewritten_text(&self, args: std::ops::Range<usize>) -> String {
+        let text = |arg: usize| match self.rewritten.get(arg).copied().unwrap_or(0) {
+            0 => String::new(),
+            1 => format!(", operand {} as written anew", arg + 1),
+            n => format!(", operand {} as written {n} times", arg + 1),
+        };
+        args.map(text).collect()
+    }
 }
 
 impl Does {
@@ -331,6 +347,7 @@ fn calls(plan: &Plan, section: PlanSection) -> Vec<Call> {
     // Up to which time the compute stream knows of each other.
     let mut known = vec![0; n_streams];
     let mut res: Vec<Call> = Vec::new();
+    let mut writes: SecondaryMap<Buffer, u32> = SecondaryMap::new();
     for instruction in plan.section(section) {
         let stream = instruction.stream();
         match instruction {
@@ -354,12 +371,22 @@ fn calls(plan: &Plan, section: PlanSection) -> Vec<Call> {
             }
             _ => None,
         };
+        let rewritten: Vec<u32> = instruction
+            .reads()
+            .iter()
+            .map(|&it| match plan.buffers[it].role {
+                Role::Param | Role::State | Role::Input => writes[it],
+                Role::Carried | Role::Temp => writes[it].saturating_sub(1),
+            })
+            .collect();
+        instruction.writes().iter().for_each(|&it| writes[it] += 1);
         let start = clocks.of(stream).clone();
         let index = stream.index();
         let mut call = Call {
             section,
             does,
             args: names(&instruction.reads()),
+            rewritten: if rewritten.iter().all(|&it| it == 0) { Vec::new() } else { rewritten },
             results: names(&instruction.writes()),
             bytes,
             after: Vec::new(),

@@ -130,18 +130,31 @@ fn a_trace_has_the_instructions_of_the_plan() {
     assert_eq!(gather["args"]["axes"], "dp");
 }
 
-/// By default, the last step; and what there is of it if the run ends early.
+/// By default, the last step; and what there is if the run ends early.
 #[test]
 fn a_trace_is_written_when_a_run_fails() {
-    let folder = Folder::new("trace_failed", &[]);
-    let ran = folder.planc("run model.ron --mesh 2 --steps 2 --trace t.json --save /dev/null/x");
-    assert_eq!(ran.code, 1);
+    let folder = Folder::new("trace_failed", &[("vocab: 256", "vocab: 128")]);
+    let steps = |events: &[Value]| -> Vec<String> {
+        let of = events.iter().filter(|it| it["cat"] == "step" && it["pid"] == 2);
+        of.filter_map(|it| Some(it["name"].as_str()?.to_string())).collect()
+    };
     folder.works("run model.ron --mesh 2 --steps 2 --trace t.json");
-    let events: Vec<Value> = serde_json::from_str(&folder.read("t.json")).expect("it is JSON");
-    let steps = events.iter().filter(|it| it["cat"] == "step" && it["pid"] == 2);
-    let steps: Vec<&str> = steps.filter_map(|it| it["name"].as_str()).collect();
-    assert_eq!(steps, ["step 2", "micro-batch 1 of 1", "update"]);
-    // Data for one step: the second batch cannot be read.
+    let read =
+        || -> Vec<Value> { serde_json::from_str(&folder.read("t.json")).expect("it is JSON") };
+    assert_eq!(steps(&read()), ["step 2", "micro-batch 1 of 1", "update"]);
+    // The second batch has tokens beyond the vocabulary.
+    folder.write("data.bin", [vec![1_u8; 300], vec![200; 500]].concat());
+    let data = "--data data.bin --token-type u8 --trace-steps 1..3 --log-format json";
+    let ran = folder.planc(&format!("run model.ron --mesh 2 --steps 2 {data} --trace t.json"));
+    assert_eq!(ran.code, 1, "{}", ran.stdout);
+    let events = read();
+    assert_eq!(steps(&events), ["step 1", "micro-batch 1 of 1", "update"]);
+    let end = events.last().and_then(|it| it["name"].as_str()).expect("an event");
+    assert!(end.starts_with("the run ended: ") && end.contains("200"), "{end}");
+    let log = lines(&ran.stdout).pop().expect("a line");
+    assert_eq!(log["event"], "error");
+    assert!(ran.stderr.contains(log["code"].as_str().expect("a code")), "{}", ran.stderr);
+
     let ran = folder.planc("run model.ron --mesh 2 --trace missing/t.json");
     assert!(ran.code == 1 && ran.stderr.contains("missing/t.json"), "{}", ran.stderr);
     for (steps, why) in

@@ -253,6 +253,24 @@ impl<'a> Side<'a> {
         }
     }
 
+    /// Which of them a call reads as written anew.
+    fn rewritten(call: &Call, result: usize) -> String {
+        call.rewritten_text(match call.does {
+            Does::Op(_) => 0..call.args.len(),
+            Does::Move { .. } | Does::Reduce { .. } => result..result + 1,
+        })
+    }
+
+    /// Whether a tensor made so has the numbers of another, as that was first.
+    fn only_moves(makers: &[(&Call, usize)]) -> bool {
+        match makers {
+            [(call, i)] => {
+                matches!(call.does, Does::Move { .. }) && Side::rewritten(call, *i).is_empty()
+            }
+            _ => false,
+        }
+    }
+
     /// Numbers all values, operands first.
     fn number(&mut self) {
         let mut open: FxHashSet<&str> = FxHashSet::default();
@@ -290,7 +308,7 @@ impl<'a> Side<'a> {
         for &(call, i) in makers {
             let args: Vec<Option<u64>> = Side::args(call, i).iter().map(own).collect();
             match &call.does {
-                Does::Move { .. } if makers.len() == 1 => {
+                Does::Move { .. } if Side::only_moves(makers) => {
                     return args.first().copied().flatten().unwrap_or(0);
                 }
                 Does::Move { .. } => args.hash(&mut hash),
@@ -299,6 +317,7 @@ impl<'a> Side<'a> {
                     (with, over, dtype, args).hash(&mut hash);
                 }
             }
+            Side::rewritten(call, i).hash(&mut hash);
         }
         hash.finish()
     }
@@ -309,7 +328,7 @@ impl<'a> Side<'a> {
         // A plan that is broken may move in circles.
         for _ in 0..self.meaning.tensors.len() {
             match self.makers(name) {
-                [(call, i)] if matches!(call.does, Does::Move { .. }) && !self.is_leaf(name) => {
+                makers @ [(call, i)] if Side::only_moves(makers) && !self.is_leaf(name) => {
                     match Side::args(call, *i).first() {
                         Some(arg) => name = arg,
                         None => break,
@@ -414,7 +433,8 @@ impl<'a> Side<'a> {
         let mut how = format!("{} {} {:?} {}", it.role.name(), it.dtype, it.shape, it.sharding);
         let mut args = Vec::new();
         for &(call, i) in self.makers(name) {
-            how.push_str(&format!(" {} {i} {}", call.section.name(), call.does.text()));
+            let rewritten = Side::rewritten(call, i);
+            how.push_str(&format!(" {} {i} {}{rewritten}", call.section.name(), call.does.text()));
             args.extend(Side::args(call, i).iter().map(|it| renamed.get(it).unwrap_or(it).clone()));
         }
         (how, args)
@@ -722,6 +742,7 @@ impl<'a> Made<'a> {
                     format!("{with} over {over} in {dtype}")
                 }
             };
+            let what = what + &Side::rewritten(call, i);
             let args = Side::args(call, i).iter().map(|it| side.origin(it)).collect();
             Made { what, args }
         };

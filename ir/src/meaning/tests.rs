@@ -40,17 +40,21 @@ const PLAN: &str =
 }
 ";
 
-/// What is different once `replace` has been done, in order.
+/// The plan once `replace` has been done, in order.
 #[track_caller]
-fn changes(replace: &[(&str, &str)]) -> Diff {
+fn plan(replace: &[(&str, &str)]) -> Meaning {
     let mut text = PLAN.to_string();
     for (from, to) in replace {
         assert!(text.contains(from), "{from}");
         text = text.replace(from, to);
     }
-    let plan =
-        |text: &str| Meaning::of(&parse_plan(text).unwrap_or_else(|it| panic!("{it}\n{text}")));
-    let (a, b) = (plan(PLAN), plan(&text));
+    Meaning::of(&parse_plan(&text).unwrap_or_else(|it| panic!("{it}\n{text}")))
+}
+
+/// What is different then.
+#[track_caller]
+fn changes(replace: &[(&str, &str)]) -> Diff {
+    let (a, b) = (plan(&[]), plan(replace));
     let found = diff(&a, &b);
     // What is kept in a file is as good.
     let kept = Meaning::from_records(a.records()).expect("it is one");
@@ -96,6 +100,26 @@ fn an_attribute_is_numerics() {
     let it = only(&[("matmul %h.0.y", "matmul(transpose_b:true) %h.0.y")]);
     assert_eq!((it.area, it.of[0].name.as_str()), (Area::Numerics, "h.1.y"));
     assert_eq!(it.to.as_deref(), Some("matmul(transpose_b:true)"));
+}
+
+/// Reading a weight before or after it is written is not the same; the order of other instructions is nothing.
+#[test]
+fn the_order_of_reads_and_writes_is_numerics() {
+    let update = |body: &str| format!("  update:\n{body}  result loss");
+    let write = "  s0: %h.1.w = scale(factor:0.5) %h.1.w\n";
+    let read = "  s0: %norm = sum_squares %h.1.w\n";
+    let other = "  s0: %h.0.w = scale(factor:0.5) %h.0.w\n";
+    let buffer = (
+        "  param %h.0.w init",
+        "  buffer %norm : f32[] @ [] sum(dp) temp at 0\n  param %h.0.w init",
+    );
+    let of = |parts: [&str; 3]| plan(&[buffer, ("  result loss", &update(&parts.concat()))]);
+    let before = of([read, write, other]);
+    assert_eq!(diff(&before, &of([other, read, write])), Diff::default());
+    let found = diff(&before, &of([write, read, other]));
+    let [it] = &found.changes[..] else { panic!("{found:#?}") };
+    assert_eq!((it.area, it.of[0].name.as_str()), (Area::Numerics, "norm"));
+    assert_eq!(it.to.as_deref(), Some("sum_squares, operand 1 as written anew"));
 }
 
 /// A product that adds to what it is added to rounds once.
