@@ -572,7 +572,10 @@ impl<'a> Cx<'a> {
             }
             let (from, to) = (Made::text(&a), Made::text(&b));
             self.note(Area::Numerics, "made by", name, Some(from), Some(to));
-            self.rounding(name, &a, &b);
+            // The same op has taken in nothing.
+            if Made::words(&a) != Made::words(&b) {
+                self.rounding(name, &a, &b);
+            }
         }
     }
 
