@@ -18,6 +18,7 @@ mod place;
 mod report;
 mod run;
 mod table;
+mod verify;
 mod words;
 
 use std::process::ExitCode;
@@ -43,6 +44,7 @@ enum Command {
     Compile(compile::Args),
     Run(Box<run::Args>),
     Inspect(inspect::Args),
+    Verify(verify::Args),
     Ckpt(ckpt::Args),
     Import(import::Args),
     Bench(bench::Args),
@@ -57,6 +59,7 @@ fn main() -> ExitCode {
         Command::Compile(args) => compile::run(args, &cli.ui),
         Command::Run(args) => run::run(args, &cli.ui),
         Command::Inspect(args) => inspect::run(args, &cli.ui),
+        Command::Verify(args) => verify::run(args, &cli.ui),
         Command::Ckpt(args) => ckpt::run(args, &cli.ui),
         Command::Import(args) => import::run(args, &cli.ui),
         Command::Bench(args) => bench::run(args, &cli.ui),

@@ -1,6 +1,7 @@
 //! From a graph to a plan: the pipeline, and the step between the two.
 
 mod lower;
+mod prove;
 #[cfg(test)]
 mod tests;
 mod workspace;
@@ -13,6 +14,7 @@ use ir::{Graph, Phase};
 use passes::{Dump, GRAPH_PASSES, PassError, PassManager, PlanMemory, ScheduleOverlap};
 
 pub use lower::lower;
+pub use prove::prove;
 pub use workspace::add_workspaces;
 
 /// What the user may choose about compiling.
@@ -52,8 +54,11 @@ pub struct CompileError {
     pub dumps: Vec<Dump>,
 }
 
+/// What [`Compiled::times`] calls [`prove`].
+pub const PROVE: &str = "prove";
+
 /// Compiles a graph in phase `Logical`: [`GRAPH_PASSES`], [`lower`], the options' [`ScheduleOverlap`],
-/// [`add_workspaces`] and [`PlanMemory`].
+/// [`add_workspaces`], [`PlanMemory`], and [`prove`].
 pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError> {
     let mut manager =
         PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
@@ -81,5 +86,12 @@ fn pipeline(
     manager.run(&mut plan, &[&options.schedule])?;
     add_workspaces(&mut plan);
     manager.run(&mut plan, &[&PlanMemory])?;
+    let start = Instant::now();
+    let broken = prove(&plan).broken;
+    manager.times.push((PROVE, start.elapsed()));
+    if !broken.is_empty() {
+        let broken = broken.iter().map(|it| it.to_string()).collect();
+        return Err(PassError::Broke { pass: PROVE, broken });
+    }
     Ok((plan, (graph.moves, graph.unquantized, graph.weight_mesh_lints)))
 }
