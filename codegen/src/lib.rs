@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use ir::graph::{Move, Name, WeightMeshLint};
 use ir::plan::Plan;
+use ir::verify::Property;
 use ir::{Graph, Phase};
 use passes::{Dump, GRAPH_PASSES, PassError, PassManager, PlanMemory, ScheduleOverlap};
 
@@ -89,9 +90,17 @@ fn pipeline(
     let start = Instant::now();
     let broken = prove(&plan).broken;
     manager.times.push((PROVE, start.elapsed()));
-    if !broken.is_empty() {
-        let broken = broken.iter().map(|it| it.to_string()).collect();
-        return Err(PassError::Broke { pass: PROVE, broken });
+    match broken.first() {
+        None => {}
+        // What `run` says of data is the user's, in IR.
+        Some(it) if it.property == Some(Property::Program) => {
+            let (code, message) = ("PL0612", it.to_string());
+            return Err(PassError::Failed { code, message, subject: None });
+        }
+        Some(_) => {
+            let broken = broken.iter().map(|it| it.to_string()).collect();
+            return Err(PassError::Broke { pass: PROVE, broken });
+        }
     }
     Ok((plan, (graph.moves, graph.unquantized, graph.weight_mesh_lints)))
 }
