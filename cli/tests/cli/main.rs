@@ -12,6 +12,7 @@ mod import;
 mod reshard;
 mod resume;
 mod streams;
+mod verify;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -32,7 +32,6 @@ mod values;
 use cranelift_entity::SecondaryMap;
 
 use crate::Phase;
-use crate::ops::{Collective, Op};
 use crate::plan::{Buffer, Instruction, Plan, PlanSection};
 use crate::verify::op::{Attributes, Checker};
 use crate::verify::{Place, Proof, Property, VerifyError};
@@ -141,7 +140,7 @@ fn show(plan: &Plan, instruction: &Instruction) -> String {
     let what = match instruction {
         Instruction::Compute { op, .. } => op.to_text(),
         Instruction::Collective { kind, comm, .. } => {
-            Op::from(Collective { kind: *kind, axes: plan.comms[*comm] }).to_text()
+            format!("{kind}({})", plan.mesh.names(plan.comms[*comm]))
         }
         Instruction::Copy { .. } => "copy".to_string(),
         Instruction::Record { event, stream } => return format!("{stream}: record {event}"),

@@ -17,6 +17,7 @@ use super::{At, Cx, Flow, at_text};
 use crate::checkpoint::{Update, update};
 use crate::ops::Op;
 use crate::plan::{Buffer, Instruction, PlanSection, Role};
+use crate::types::DType;
 use crate::verify::Property;
 
 const PROPERTY: Property = Property::Gradients;
@@ -61,6 +62,17 @@ fn optimizer(cx: &mut Cx<'_>, at: At, update: &Update, instruction: &Instruction
             at,
             "trains what is no parameter, or with what is no state".into(),
         );
+    }
+    // Kernels and references would do with less, and learn nothing of small gradients.
+    let of_step = instruction
+        .reads()
+        .into_iter()
+        .skip(1)
+        .find(|&it| cx.plan.buffers[it].ty.dtype != DType::F32);
+    if let Some(it) = of_step {
+        let (name, dtype) = (cx.name(it), cx.plan.buffers[it].ty.dtype);
+        let message = format!("trains with %{name} in {dtype}, and needs f32");
+        cx.instruction(Property::Types, at, message);
     }
     let own = std::iter::once(update.param).chain(states());
     if !own.eq(instruction.writes().into_iter().take(1 + update.states.len())) {

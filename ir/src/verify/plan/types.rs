@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 use super::{At, Cx};
 use crate::ops::Op;
 use crate::plan::{Buffer, Instruction, PlanSection};
+use crate::types::DType;
 use crate::verify::Property;
 use crate::verify::op::{Checker, Class};
 
@@ -35,6 +36,13 @@ pub(super) fn check<'a>(
                 for fault in checker.op(op, &classes(args), &classes(results)) {
                     cx.instruction(fault.property, at, fault.message.clone());
                 }
+                if let Some(dtype) = narrowed(op)
+                    && plan.buffers[args[0]].ty.dtype == dtype
+                {
+                    let name = cx.name(args[0]);
+                    let message = format!("makes {dtype} of %{name}, which is that already");
+                    cx.instruction(Property::Types, at, message);
+                }
                 in_place(cx, at, op, args, results);
             }
             Instruction::Collective { kind, comm, parts, .. } => {
@@ -56,8 +64,12 @@ pub(super) fn check<'a>(
             }
             Instruction::Copy { src, dst, .. } => {
                 if class_of[*src] != class_of[*dst] {
-                    let message = "copies to another type or layout".into();
-                    cx.instruction(Property::Types, at, message);
+                    let partial = |it: Buffer| plan.buffers[it].sharding.partial;
+                    let property = match partial(*src) == partial(*dst) {
+                        true => Property::Types,
+                        false => Property::Reductions,
+                    };
+                    cx.instruction(property, at, "copies to another type or layout".into());
                 }
                 if src == dst {
                     cx.instruction(Property::Lifetimes, at, "copies a buffer to itself".into());
@@ -72,6 +84,17 @@ pub(super) fn check<'a>(
         Property::Reductions,
         vec![("partial values", partial as u64), ("reduced tensors", reductions)],
     );
+}
+
+/// The type that an op gives to its first operand, whatever that has.
+fn narrowed(op: &Op) -> Option<DType> {
+    match op {
+        Op::Cast(it) => Some(it.to),
+        Op::AdamW(it) => it.compute,
+        Op::Adam(it) => it.compute,
+        // Types of other ops' results follow from operands, or are those of sums.
+        _ => None,
+    }
 }
 
 /// A result is in the buffer of an operand only where the op allows it.

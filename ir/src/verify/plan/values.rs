@@ -14,10 +14,15 @@ const PROPERTY: Property = Property::Values;
 
 pub(super) fn check(cx: &mut Cx<'_>, flow: &Flow) {
     let plan = cx.plan;
+    let params = plan.buffers.iter().filter(|it| it.1.role == Role::Param);
+    let trains = { params }.any(|it| !flow.writes[it.0].is_empty());
     for (buffer, data) in &plan.buffers {
         let writes = &flow.writes[buffer];
         if let (Role::Input, Some(&at)) = (data.role, writes.first()) {
             cx.instruction(PROPERTY, at, format!("writes %{}, which is an input", data.name));
+        }
+        if data.role == Role::Input && trains && flow.reads[buffer].is_empty() {
+            cx.buffer(PROPERTY, buffer, "is an input, and nothing reads it".into());
         }
         let together = |a: PlanSection, b: PlanSection| match data.role.arena() {
             Arena::Persistent => a == b,
