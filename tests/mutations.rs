@@ -20,10 +20,14 @@ use interpret::{Outcome, Schedule, run};
 use ir::plan::Plan;
 use ir::verify::Property;
 use mutate::{Choices, Kind, mutant};
-use plans::{Subject, compile, subjects};
+use plans::{Subject, compiled, subjects};
 
 /// Mutants of each kind of each plan. `MUTANTS=100` looks further, and leaves the table alone.
 const MUTANTS: usize = 15;
+
+/// Ways to quantize.
+const RECIPES: [&str; 4] =
+    ["DelayedScaling()", "Float8CurrentScaling()", "Float8BlockScaling()", "MXFP8BlockScaling()"];
 
 fn n_mutants() -> usize {
     std::env::var("MUTANTS").ok().and_then(|it| it.parse().ok()).unwrap_or(MUTANTS)
@@ -198,27 +202,18 @@ fn check_document(table: &str) {
     assert_eq!(&text[start..end], table, "BLESS=1 writes the new table");
 }
 
-/// Compiling proves, so what compiles is accepted.
+/// Compiling proves: what is no error of the user must compile.
 #[test]
 fn every_plan_of_the_examples_is_accepted() {
     let examples: [(&str, &[&str], &[&str]); 8] = [
-        ("mlp", &["1", "2", "2x2", "4x2", "3"], &[]),
-        ("llama-tiny", &["1", "8", "2x4", "2x2x2", "4x2"], &["Bf16()"]),
-        (
-            "llama-tiny-fp8",
-            &["1", "2x4", "2x2x2"],
-            &[
-                "DelayedScaling()",
-                "Float8CurrentScaling()",
-                "Float8BlockScaling()",
-                "MXFP8BlockScaling()",
-            ],
-        ),
+        ("mlp", &["1", "2", "2x2", "4x2"], &[]),
+        ("llama-tiny", &["1", "8", "2x4", "2x2x2", "4x2", "dp_replicate=2,dp_shard=4"], &[]),
+        ("llama-tiny-fp8", &["1", "2x4", "2x2x2"], &RECIPES),
         ("llama-tiny-block", &["1", "2x2", "2"], &[]),
-        ("gpt2-small", &["1", "2x4", "3"], &[]),
+        ("gpt2-small", &["1", "2x4", "8"], &[]),
         ("llama3-8b", &["1", "8", "2x4", "64x8"], &["Float8CurrentScaling()", "DelayedScaling()"]),
         ("llama3-70b", &["8x8"], &[]),
-        ("llama3-405b", &["2048x8"], &["DelayedScaling()"]),
+        ("llama3-405b", &["2048x8"], &[]),
     ];
     let variants: [&[(&str, &str)]; 3] =
         [&[], &[("checkpoint", "Full")], &[("micro_batches", "2")]];
@@ -226,19 +221,18 @@ fn every_plan_of_the_examples_is_accepted() {
     for (name, meshes, recipes) in examples {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../examples/{name}.ron"));
         let source = std::fs::read_to_string(path).expect("an example");
-        for mesh in meshes {
-            for variant in variants {
-                for recipe in std::iter::once(None).chain(recipes.iter().map(Some)) {
-                    let mut set = variant.to_vec();
-                    set.extend(recipe.map(|it| ("recipe", *it)));
-                    if std::panic::catch_unwind(|| compile(&source, mesh, &set)).is_ok() {
-                        n += 1;
-                    } else {
-                        panic!("{name} on {mesh} with {set:?}");
-                    }
+        for (mesh, variant) in meshes.iter().flat_map(|it| variants.map(|variant| (it, variant))) {
+            for recipe in std::iter::once(None).chain(recipes.iter().map(Some)) {
+                let mut set = variant.to_vec();
+                set.extend(recipe.map(|it| ("recipe", *it)));
+                match compiled(&source, mesh, &set) {
+                    Ok(_) => n += 1,
+                    Err(None) => {}
+                    Err(Some(bug)) => panic!("{name} on {mesh} with {set:?}: {bug}"),
                 }
             }
         }
     }
     println!("{n} plans are accepted");
+    assert!(n >= 80, "{n} plans");
 }

@@ -41,13 +41,13 @@ fn llama(dim: u32, heads: u32, ffn: u32, layers: u32, more: &str) -> String {
     )
 }
 
-/// The plan of a model on a mesh.
-pub fn compile(source: &str, mesh: &str, set: &[(&str, &str)]) -> Plan {
-    let model = ir::model::parse_with(source, set).unwrap_or_else(|it| panic!("{it}\n{source}"));
-    let mesh = MeshSpec::parse(mesh).expect("a mesh");
-    let graph = ir::model::elaborate(&model, &mesh).unwrap_or_else(|it| panic!("{it}"));
+/// The plan of a model on a mesh; none if that is no model for it, or what went wrong in a pass.
+pub fn compiled(source: &str, mesh: &str, set: &[(&str, &str)]) -> Result<Plan, Option<String>> {
+    let model = ir::model::parse_with(source, set).map_err(|_| None)?;
+    let mesh = MeshSpec::parse(mesh).map_err(|_| None)?;
+    let graph = ir::model::elaborate(&model, &mesh).map_err(|_| None)?;
     let compiled = codegen::compile(graph, &codegen::Options::default());
-    compiled.unwrap_or_else(|it| panic!("{it}")).plan
+    compiled.map(|it| it.plan).map_err(|it| Some(it.to_string()))
 }
 
 /// FSDP x TP; replicated KV heads; HSDP with micro-batches; checkpointing, with a coordinate whose shards
@@ -55,7 +55,7 @@ pub fn compile(source: &str, mesh: &str, set: &[(&str, &str)]) -> Plan {
 pub fn subjects() -> Vec<Subject> {
     let subject = |name, source: &str, mesh: &str, set: &[(&str, &str)]| Subject {
         name,
-        plan: compile(source, mesh, set),
+        plan: compiled(source, mesh, set).expect("it compiles"),
     };
     let fp8 = "recipe: DelayedScaling(amax_history_len: 4), precision: (compute: bf16), micro_batches: 2,";
     vec![

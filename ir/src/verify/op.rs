@@ -150,7 +150,18 @@ impl<'a> Checker<'a> {
         let shardings: SmallVec<[&Sharding; 4]> = inputs.iter().map(|it| it.sharding).collect();
         let mut assignment = match factors.assign(&shardings, self.mesh) {
             Ok(it) => it,
-            Err(conflict) => return vec![conflict.into()],
+            Err(conflict) => {
+                // What is to be reduced is looked at even so.
+                let partial = |it: &&ClassData<'_>| Sharding {
+                    partial: it.sharding.partial,
+                    ..Sharding::replicated(it.sharding.ndim())
+                };
+                let partial: SmallVec<[Sharding; 4]> = inputs.iter().map(partial).collect();
+                let partial: SmallVec<[&Sharding; 4]> = partial.iter().collect();
+                let also = factors.assign(&partial, self.mesh).err();
+                let also = also.filter(|it| *it != conflict);
+                return std::iter::once(conflict).chain(also).map(Fault::from).collect();
+            }
         };
         // What only results have is theirs to choose; that it is only theirs is seen below.
         for (dims, result) in factors.results.iter().zip(results) {
