@@ -4,7 +4,7 @@ use cranelift_entity::SecondaryMap;
 use smallvec::SmallVec;
 
 use super::At;
-use crate::plan::{Buffer, Instruction, Plan, PlanSection, Role};
+use crate::plan::{Buffer, Instruction, Plan, PlanSection};
 
 /// Writers and readers of all buffers, in issue order.
 pub(super) struct Flow {
@@ -62,10 +62,5 @@ impl Flow {
             let Some(from) = from else { return (buffer, Some(writer)) };
             (buffer, before) = (from, writer);
         }
-    }
-
-    /// Whether a buffer is there before a step.
-    pub fn survives(plan: &Plan, buffer: Buffer) -> bool {
-        matches!(plan.buffers[buffer].role, Role::Param | Role::State)
     }
 }
