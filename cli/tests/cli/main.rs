@@ -5,6 +5,7 @@
 mod bad_input;
 mod checkpoints;
 mod commands;
+mod cost;
 mod edited;
 mod errors;
 mod foreign;
