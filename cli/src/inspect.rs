@@ -2,12 +2,14 @@
 
 mod amax;
 mod costs;
+mod drawing;
 mod tensors;
 
 use ir::placement::{Axis, Mesh};
 use ir::plan::Plan;
 use serde::Serialize;
 
+use crate::grid::Cuts;
 use crate::input::PlanArgs;
 use crate::report::{Failure, Outcome, Ui, print_view};
 use crate::table::grouped;
@@ -15,6 +17,7 @@ use crate::words::{mesh_text, refinements};
 
 use amax::{GemmView, amaxes, amaxes_text};
 use costs::{CollectiveView, MemoryView, collectives, collectives_text};
+use drawing::Style;
 use tensors::{TensorView, tensors};
 
 /// Ranks listed when none are chosen.
@@ -55,7 +58,7 @@ pub struct Args {
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let plan = args.plan.plan()?;
     let view = View::of(&plan, args)?;
-    print_view(ui, &view, |it| it.text(args))
+    print_view(ui, &view, |it| it.text(&plan, args, Style::of_stdout(ui)))
 }
 
 /// All that was asked for; its JSON form is what `--format json` prints.
@@ -111,11 +114,16 @@ impl View {
         })
     }
 
-    fn text(&self, args: &Args) -> String {
+    fn text(&self, plan: &Plan, args: &Args, style: Style) -> String {
         let mut res = format!("{} on {}\n", self.plan, self.mesh.text);
+        let chosen = if args.coord.is_some() { &self.mesh.listed[..] } else { &[] };
+        let mut cuts = Cuts::default();
         for tensor in self.tensors.iter().flatten() {
+            // Of all tensors, drawings would be too much to read.
+            let drawn = args.param.is_some();
+            let drawing = drawn.then(|| tensor.drawing(plan, &mut cuts, chosen, style));
             res.push('\n');
-            res.push_str(&tensor.text());
+            res.push_str(&tensor.text(drawing.as_deref()));
         }
         let listed = self.mesh.listed.len() as u64;
         if args.coord.is_none() && listed < self.mesh.ranks && self.tensors.is_some() {

@@ -9,6 +9,7 @@ mod compile;
 mod doctor;
 mod explain;
 mod glob;
+mod grid;
 mod import;
 mod input;
 mod inspect;
