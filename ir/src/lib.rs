@@ -9,6 +9,7 @@
 pub mod amax;
 pub mod build;
 pub mod checkpoint;
+pub mod cost;
 pub mod graph;
 pub mod model;
 pub mod ops;
