@@ -1,18 +1,22 @@
 //! `planc inspect`: which rank holds what, what is sent, what is in memory, which scales agree.
 
-mod amax;
+pub mod amax;
 mod costs;
 mod drawing;
 mod tensors;
+
+use std::path::{Path, PathBuf};
 
 use ir::placement::{Axis, Mesh};
 use ir::plan::Plan;
 use serde::Serialize;
 
 use crate::grid::Cuts;
-use crate::input::PlanArgs;
+use crate::input::{PlanArgs, check_output, write};
+use crate::page::page;
 use crate::report::{Failure, Outcome, Ui, print_view};
-use crate::table::grouped;
+use crate::table::{bytes, grouped};
+use crate::target::TargetArgs;
 use crate::words::{mesh_text, refinements};
 
 use amax::{GemmView, amaxes, amaxes_text};
@@ -52,13 +56,55 @@ pub struct Args {
     /// Over which ranks the scales of GEMMs on codes agree, and why, instead of placements.
     #[arg(long)]
     amax: bool,
+    /// Writes all of it as one page for a browser, with predicted times; the page needs no network.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["coord", "param", "states", "collectives", "memory", "amax"])]
+    html: Option<PathBuf>,
+    #[command(flatten)]
+    target: TargetArgs,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let plan = args.plan.plan()?;
+    if let Some(path) = &args.html {
+        return write_page(&plan, path, args, ui);
+    }
     let view = View::of(&plan, args)?;
     print_view(ui, &view, |it| it.text(&plan, args, Style::of_stdout(ui)))
+}
+
+/// Writes the page and says where.
+fn write_page(plan: &Plan, path: &Path, args: &Args, ui: &Ui) -> Outcome {
+    let target = args.target.target()?;
+    check_output(path, &args.plan.input)?;
+    let page = page(plan, &target);
+    write(path, &page)?;
+    if ui.quiet {
+        return Ok(());
+    }
+    let written = PageView {
+        output: path.display().to_string(),
+        bytes: page.len() as u64,
+        target: target.name,
+    };
+    print_view(ui, &written, |it| {
+        format!(
+            "{} on {} -> {} ({}), times for {}\n",
+            plan.name,
+            mesh_text(&plan.mesh),
+            it.output,
+            bytes(it.bytes),
+            it.target
+        )
+    })
+}
+
+/// What was written; its JSON form is what `--format json` prints.
+#[derive(Debug, Serialize)]
+struct PageView {
+    output: String,
+    bytes: u64,
+    target: String,
 }
 
 /// All that was asked for; its JSON form is what `--format json` prints.

@@ -15,10 +15,12 @@ mod input;
 mod inspect;
 mod lint;
 mod moves;
+mod page;
 mod place;
 mod report;
 mod run;
 mod table;
+mod target;
 mod words;
 
 use std::process::ExitCode;

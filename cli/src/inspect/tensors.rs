@@ -11,7 +11,7 @@ use crate::glob::glob;
 use crate::grid::Cuts;
 use crate::report::{Failure, Outcome};
 use crate::table::{Align, Table, bytes, elided, wrapped};
-use crate::words::user_axes;
+use crate::words::{numbers, user_axes};
 
 /// One tensor; its JSON form is part of `--format json`.
 #[derive(Debug, Serialize)]
@@ -251,20 +251,7 @@ fn shards(sharding: &Sharding, shape: &[u64], mesh: &Mesh, ranks: &[u64]) -> Vec
 
 /// `0-3, 8`.
 pub fn ranges(ranks: &[u64]) -> String {
-    let mut res: Vec<(u64, u64)> = Vec::new();
-    for &rank in ranks {
-        match res.last_mut() {
-            Some((_, last)) if *last + 1 == rank => *last = rank,
-            _ => res.push((rank, rank)),
-        }
-    }
-    let text = |&(a, b): &(u64, u64)| match b - a {
-        0 => a.to_string(),
-        1 => format!("{a}, {b}"),
-        _ => format!("{a}-{b}"),
-    };
-    let res: Vec<String> = res.iter().map(text).collect();
-    elided(&res.join(", "), 30)
+    elided(&numbers(ranks), 30)
 }
 
 #[cfg(test)]
