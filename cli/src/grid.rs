@@ -38,6 +38,8 @@ pub struct Grid {
     shape: Vec<u64>,
     /// Ranges of dimensions that are not drawn, and who holds them.
     fixed: Vec<(usize, Piece)>,
+    /// Holders of the dimension that is drawn across.
+    n_across: usize,
 }
 
 /// A row or a column.
@@ -76,7 +78,7 @@ pub struct Cell {
     pub ranges: Vec<[u64; 2]>,
     /// What it takes.
     pub bytes: u64,
-    /// Tells boxes of different holders apart: next to each other they differ modulo 8.
+    /// Tells holders apart: all up to 8, of more those next to each other.
     pub color: usize,
 }
 
@@ -120,12 +122,16 @@ impl Grid {
         let dims = drawn(shape.len(), &cut);
         let mut nonempty = 1;
         let mut fixed = Vec::new();
+        let mut n_across = 1;
         let mut bands = [vec![Band::whole(1)], vec![Band::whole(1)]];
         for (dim, layout) in sharding.dims.iter().enumerate() {
             let cut = cuts.of(layout, shape[dim], mesh)?;
             nonempty *= mesh.set_size(layout.axis_set()) - cut.n_empty;
             match dims.iter().position(|it| *it == Some(dim)) {
                 Some(side) => {
+                    if side == 1 {
+                        n_across = cut.pieces.iter().map(|it| it.holder + 1).max().unwrap_or(1);
+                    }
                     let wanted = chosen(&cut.pieces, mesh, room.chosen);
                     bands[side] = folded(&cut.pieces, room.bands[side], &wanted);
                 }
@@ -142,7 +148,14 @@ impl Grid {
             element,
             shape: shape.to_vec(),
             fixed,
+            n_across,
         })
+    }
+
+    /// Below 8.
+    fn color(&self, down: usize, across: usize) -> usize {
+        let shift = if self.n_across.is_multiple_of(8) { down } else { 0 };
+        (down * self.n_across + across + shift) % 8
     }
 
     /// The box at a row and a column; `None` where one is folded.
@@ -173,7 +186,7 @@ impl Grid {
             n_ranks: mesh.set_size(self.copies),
             bytes: ranges.iter().map(|[a, b]| b - a).product::<u64>() * self.element,
             ranges,
-            color: down.holder + 3 * across.holder,
+            color: self.color(down.holder, across.holder),
         })
     }
 }

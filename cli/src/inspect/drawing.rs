@@ -185,7 +185,7 @@ fn painted(text: &str, color: usize, marked: bool, style: Style) -> String {
     if !style.colors {
         return text.to_string();
     }
-    let background = PALETTE[color % PALETTE.len()];
+    let background = PALETTE[color];
     let bold = if marked { "1;4;" } else { "" };
     format!("\x1b[{bold}38;5;16;48;5;{background}m{text}\x1b[0m")
 }

@@ -73,7 +73,7 @@ fn optimizer(it: Optimizer) -> String {
     match it {
         Optimizer::Adam { decoupled, betas: (beta1, beta2), eps, weight_decay } => {
             let name = if decoupled { "AdamW" } else { "Adam" };
-            format!("{name}, betas {beta1}, {beta2}, eps {eps}, decay {weight_decay}")
+            format!("{name}, betas {beta1}, {beta2}, eps {eps:e}, decay {weight_decay}")
         }
         Optimizer::Sgd { momentum, weight_decay } => {
             format!("SGD, momentum {momentum}, decay {weight_decay}")

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use ir::plan::{Instruction, PlanSection};
+use ir::summary::CollectiveTotal;
 use maud::{Markup, html};
 
 use super::phases::STEP;
@@ -12,7 +13,7 @@ use crate::words::user_axes;
 /// The section.
 pub fn section(cx: &Cx) -> Markup {
     let seconds = seconds(cx);
-    let all = &cx.summary.collectives;
+    let all = totals(cx);
     if all.is_empty() {
         return html! { p { "Nothing is sent: one rank has everything." } };
     }
@@ -27,7 +28,7 @@ pub fn section(cx: &Cx) -> Markup {
                     th.number scope="col" { "sent a second" } th scope="col" { span.hidden { "share of what is sent" } }
                 } }
                 tbody {
-                    @for it in all {
+                    @for it in &all {
                         @let time = seconds.get(&(it.axes.clone(), it.kind)).copied().unwrap_or(0.0);
                         @let over = user_axes(&cx.plan.mesh, &it.axes, ", ");
                         tr data-axes=(over) data-kind=(it.kind) {
@@ -50,6 +51,22 @@ pub fn section(cx: &Cx) -> Markup {
             }
         }
     }
+}
+
+/// Those of one kind over the same axes together, whatever they reduce by.
+fn totals(cx: &Cx) -> Vec<CollectiveTotal> {
+    let mut res: Vec<CollectiveTotal> = Vec::new();
+    for it in &cx.summary.collectives {
+        match res.iter_mut().find(|known| known.axes == it.axes && known.kind == it.kind) {
+            Some(known) => {
+                known.count += it.count;
+                known.bytes += it.bytes;
+                known.wire_bytes += it.wire_bytes;
+            }
+            None => res.push(it.clone()),
+        }
+    }
+    res
 }
 
 /// Predicted seconds of a step, by names of axes and kind.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cranelift_entity::SecondaryMap;
-use ir::plan::{Buffer, PlanSection, Role, live_bytes};
+use ir::plan::{Buffer, Plan, PlanSection, Role, live_bytes};
 use maud::{Markup, PreEscaped, html};
 
 use super::phases::{Phase, Purpose, STEP, purposes};
@@ -166,7 +166,7 @@ fn chart(cx: &Cx, purposes: &Purposes) -> Markup {
             p.readout aria-live="polite" {
                 @if let Some((section, index)) = cx.memory.peak {
                     "Peak: " (bytes(cx.memory.live_bytes)) " live at " (section.name()) " " (grouped(index as u64 + 1)) ", "
-                    (describe(cx.plan, section, index))
+                    (what(cx.plan, section, index))
                 }
             }
             ul.legend { @for (key, name) in legend { li { span class=(format!("swatch m-{key}")) {} (name) } } }
@@ -213,6 +213,11 @@ fn point(cx: &Cx, index: usize, curves: &[(Purpose, Vec<u64>)]) -> String {
     format!("[{},{}]", super::timeline::json(&what), live.join(","))
 }
 
+/// What an instruction does.
+fn what(plan: &Plan, section: PlanSection, index: usize) -> String {
+    describe(plan, section, index).replace('`', "")
+}
+
 fn place(cx: &Cx, index: usize) -> (PlanSection, usize) {
     match index.checked_sub(cx.phases.n_step) {
         None => (PlanSection::Step, index),
@@ -232,7 +237,7 @@ fn peak(cx: &Cx, purposes: &Purposes) -> Markup {
         return html! {};
     };
     let plan = cx.plan;
-    let mut groups: BTreeMap<(String, Purpose, Phase, Phase), (usize, u64)> = BTreeMap::new();
+    let mut groups: BTreeMap<(String, Purpose, Phase, Phase), (Vec<Buffer>, u64)> = BTreeMap::new();
     for (buffer, span) in plan.spans(STEP).iter() {
         let Some((first, last)) = span.filter(|(first, last)| *first <= peak && peak <= *last)
         else {
@@ -246,7 +251,7 @@ fn peak(cx: &Cx, purposes: &Purposes) -> Markup {
         let last = cx.phases.at(last.min(cx.phases.n - 1));
         let key = (fold(&plan.buffers[buffer].name), purpose, cx.phases.at(first), last);
         let group = groups.entry(key).or_default();
-        group.0 += 1;
+        group.0.push(buffer);
         group.1 += plan.local_bytes(buffer);
     }
     let mut groups: Vec<_> = groups.into_iter().collect();
@@ -257,7 +262,7 @@ fn peak(cx: &Cx, purposes: &Purposes) -> Markup {
         h3 { "The peak, by tensor" }
         p {
             "At " (section.name()) " " (grouped(at as u64 + 1)) " of " (grouped(plan.section(section).len() as u64)) ", "
-            (describe(plan, section, at)) ", " (bytes(cx.memory.live_bytes)) " of temporaries are live; the arena has "
+            (what(plan, section, at)) ", " (bytes(cx.memory.live_bytes)) " of temporaries are live; the arena has "
             (bytes(cx.memory.step_bytes)) "."
         }
         div.scroll {
@@ -267,16 +272,17 @@ fn peak(cx: &Cx, purposes: &Purposes) -> Markup {
                     th scope="col" { "last used in" } th.number scope="col" { "tensors" } th.number scope="col" { "bytes" }
                 } }
                 tbody {
-                    @for ((name, purpose, made, used), (n, bytes)) in shown {
+                    @for ((name, purpose, made, used), (buffers, bytes)) in shown {
+                        @let name = if let [one] = buffers[..] { &plan.buffers[one].name } else { name };
                         tr {
-                            th.name scope="row" { span class=(format!("swatch m-{}", purpose.key())) {} (name) (times(*n)) }
+                            th.name scope="row" { span class=(format!("swatch m-{}", purpose.key())) {} (name) (times(buffers.len())) }
                             td { (purpose.name()) } td { (made.name()) } td { (used.name()) }
-                            (count_cell(*n as u64)) (byte_cell(*bytes))
+                            (count_cell(buffers.len() as u64)) (byte_cell(*bytes))
                         }
                     }
                     @if !rest.is_empty() {
                         tr { th scope="row" { (grouped(rest.len() as u64)) " more kinds" } td {} td {} td {}
-                            (count_cell(rest.iter().map(|it| it.1.0 as u64).sum())) (byte_cell(rest_bytes)) }
+                            (count_cell(rest.iter().map(|it| it.1.0.len() as u64).sum())) (byte_cell(rest_bytes)) }
                     }
                 }
             }

@@ -83,13 +83,16 @@ fn drawing(cx: &Cx) -> Markup {
     let columns = user.axes.last().map_or(1, |it| u64::from(it.size));
     let rows = user.n_ranks() / columns;
     let (down, across) = (shown(rows), shown(columns));
-    let (w, h, left, top) = (30.0, 17.0, 96.0, 16.0);
+    let digits = user.n_ranks().saturating_sub(1).to_string().len() as f64;
+    let (w, h, top) = ((digits * 5.8 + 9.0).max(30.0), 17.0, 16.0);
     let label = |rank: u64| {
         let coord = user.coord_of(rank);
         let axes = user.axes().take(n_axes.saturating_sub(1));
         let parts = axes.map(|it: Axis| format!("{}={}", user.name(it), coord[it.0 as usize]));
         parts.collect::<Vec<_>>().join(" ")
     };
+    let labels = down.iter().flatten().map(|it| label(it * columns).len());
+    let left = labels.max().unwrap_or(0).max(if rows > SHOWN { 10 } else { 0 }) as f64 * 5.6 + 8.0;
     let last = user.axes.last().map_or("", |it| it.name.as_str());
     let per_node = u64::from(cx.target.ranks_per_node);
     let width = left + across.len() as f64 * w + 2.0;
@@ -127,7 +130,7 @@ fn drawing(cx: &Cx) -> Markup {
                 }
             }
             figcaption {
-                "Ranks, a colour for each node. One has " (bytes(cx.target.bytes_for_plan(cx.plan.comms.len())))
+                "Ranks, a colour for each node. A rank has " (bytes(cx.target.bytes_for_plan(cx.plan.comms.len())))
                 " for the plan."
             }
         }

@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use super::phases::{STEP, weights};
 use super::picture::{BANDS, picture};
 use super::{Cx, times};
-use crate::grid::{Cuts, Grid, Room};
+use crate::grid::{Band, Cuts, Grid, Room};
 use crate::table::{bytes, grouped};
 use crate::words::{fold, layer, numbers, user_axes};
 
@@ -26,7 +26,7 @@ pub fn section(cx: &Cx, cuts: &mut Cuts) -> Markup {
     html! {
         p {
             "Boxes of global indices and the ranks that hold them, to scale. Point at a box, or go from box to box with "
-            "the arrow keys, to read rank, indices and bytes; boxes of one colour in a picture have one holder."
+            "the arrow keys, to read rank, indices and bytes; other boxes of the same ranks are then outlined."
         }
         div.cards { @for (i, it) in groups.iter().enumerate() { (card(cx, it, &format!("p{i}"), cuts)) } }
     }
@@ -101,9 +101,13 @@ fn card(cx: &Cx, group: &Group, id: &str, cuts: &mut Cuts) -> Markup {
 /// The picture of a tensor's placement, what it leaves out, and a line to read a box in.
 pub fn drawing(cx: &Cx, data: &BufferData, id: &str, name: &str, cuts: &mut Cuts) -> Markup {
     let mesh = &cx.plan.mesh;
-    let room = Room { bands: BANDS, chosen: &[] };
     let (shape, element) = (&data.ty.shape[..], data.ty.dtype.bytes());
-    let Some(grid) = Grid::of(&data.sharding, shape, element, mesh, cuts, room) else {
+    let mut grid =
+        |bands| Grid::of(&data.sharding, shape, element, mesh, cuts, Room { bands, chosen: &[] });
+    let is_folded = |it: &Grid| it.bands[1].iter().any(|it| matches!(it, Band::Folded { .. }));
+    let all = grid(BANDS[0]);
+    let Some(grid) = (if all.as_ref().is_some_and(is_folded) { grid(BANDS[1]) } else { all })
+    else {
         return html! { p.note { "Too many pieces to draw." } };
     };
     let copies = user_axes(mesh, &mesh.names(grid.copies), ", ");

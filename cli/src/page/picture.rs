@@ -7,15 +7,15 @@ use crate::grid::{Band, Cell, Grid};
 use crate::table::{bytes, grouped};
 use crate::words::numbers;
 
-/// Rows and columns that a picture shows at most.
-pub const BANDS: [usize; 2] = [8, 8];
+/// Rows and columns that a picture shows at most, and if columns are left out, whose labels are long.
+pub const BANDS: [[usize; 2]; 2] = [[8, 8], [8, 5]];
 
 /// Pixels of a picture across, labels of rows included.
 const WIDTH: f64 = 330.0;
 /// Pixels of a character of a label.
 const CHAR: f64 = 5.5;
 /// Pixels of what is folded, downwards and across.
-const FOLDED: [f64; 2] = [16.0, 40.0];
+const FOLDED: [f64; 2] = [16.0, 60.0];
 
 /// The picture; `id` starts the ids of its boxes.
 pub fn picture(grid: &Grid, mesh: &Mesh, id: &str, title: &str) -> Markup {
@@ -68,7 +68,7 @@ fn boxed(cell: &Cell, id: &str, at: (usize, usize), first: bool, [x, y, w, h]: [
             aria-label=(format!("{what}: {held}, {}", bytes(cell.bytes)))
             data-row=(at.0) data-column=(at.1) data-ranks=(ranks) data-n=(cell.n_ranks) data-box=(held)
             data-bytes=(cell.bytes) {
-            rect class=(format!("k{}", cell.color % 8)) x=(px(x)) y=(px(y)) width=(px(w)) height=(px(h)) {}
+            rect class=(format!("k{}", cell.color)) x=(px(x)) y=(px(y)) width=(px(w)) height=(px(h)) {}
             @if h >= 11.0 && fits(&short, w) {
                 text x=(px(x + w / 2.0)) y=(px(y + h / 2.0 + 3.2)) text-anchor="middle" { (short) }
             }

@@ -65,12 +65,14 @@ pub fn section(cx: &Cx) -> Markup {
         figure.chart #timeline-chart data-seconds=(length) {
             figcaption { "All of it; choose a stretch with the arrow keys, + and −, or by dragging" }
             div.overview tabindex="0" role="group" aria-label="Timeline of a step. Arrow keys move the stretch that is shown below, + and − make it shorter and longer." {
-                @for phase in Phase::ALL {
-                    @let (start, end) = phase_seconds(cx, &works, phase);
-                    @if end > start {
-                        span.phase data-phase=(phase.name()) data-seconds=(end - start)
-                            style=(format!("left:{:.2}%;width:{:.2}%", 100.0 * start / length, 100.0 * (end - start) / length)) {
-                            span { (phase.name()) " " (seconds(end - start)) }
+                div.phases {
+                    @for phase in Phase::ALL {
+                        @let (start, end) = phase_seconds(cx, &works, phase);
+                        @if end > start {
+                            span.phase data-phase=(phase.name()) data-seconds=(end - start)
+                                style=(format!("left:{:.2}%;width:{:.2}%", 100.0 * start / length, 100.0 * (end - start) / length)) {
+                                span { (phase.name()) " " (seconds(end - start)) }
+                            }
                         }
                     }
                 }

@@ -188,6 +188,9 @@ fn common(names: &[&str]) -> String {
         let prefix = parts[..n].join(".") + ".";
         rest.iter().all(|it| it.starts_with(&prefix))
     };
+    if let [second] = rest {
+        return format!("{first} + {second}");
+    }
     let n = (1..parts.len()).rev().find(|&it| shared(it)).unwrap_or(0);
     if n == 0 { format!("{first} and {} more", rest.len()) } else { parts[..n].join(".") }
 }
