@@ -111,7 +111,7 @@ type Job = Box<dyn FnOnce(&mut Rank) + Send>;
 
 /// What a rank's thread works with.
 pub(crate) struct Rank {
-    plan: Arc<Plan>,
+    pub(crate) plan: Arc<Plan>,
     pub(crate) bound: Arc<BoundPlan>,
     pub(crate) control: Arc<dyn Control>,
     pub(crate) backend: Box<dyn Backend>,

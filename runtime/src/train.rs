@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use checkpoint::save::Position;
 use checkpoint::save::folder::{checkpoints, newest, step_name};
+use checkpoint::save::run_id;
 use ir::checkpoint::CheckpointLayout;
 use ir::plan::{Plan, Role};
 use ir::random::stream_key;
 use serde::Serialize;
 
 use crate::checkpoint::load::{LoadOptions, LoadReport, Loaded};
-use crate::checkpoint::save::{SaveOptions, SaveReport, Saved, Saver, run_id};
+use crate::checkpoint::save::{SaveOptions, SaveReport, Saved, Saver};
 use crate::data::{Data, TokenWidth};
 use crate::error::RunError;
 use crate::launch::{Hosted, HostedRank};
