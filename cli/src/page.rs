@@ -181,6 +181,11 @@ fn count_cell(n: u64) -> Markup {
     html! { td.number data-count=(n) { (grouped(n)) } }
 }
 
+/// A dotted name, which may go on in the next line behind each dot.
+fn breakable(name: &str) -> Markup {
+    html! { @for part in name.split_inclusive('.') { (part) wbr; } }
+}
+
 /// `×126`, if there are several.
 fn times(n: usize) -> Markup {
     html! { @if n > 1 { span.times title=(format!("{n} that are alike")) { "×" (grouped(n as u64)) } } }

@@ -39,7 +39,7 @@ pub fn section(cx: &Cx) -> Markup {
                                     None => { td { "no axis" } td.number { "1" } },
                                 }
                                 td { (it.varies) }
-                                td { (it.reason) }
+                                td.why { (it.reason) }
                             }
                         }
                     }

@@ -108,7 +108,7 @@ function timeline() {
   for (let i = 0, at = 0; i < data.waits.length; i += 3) {
     const from = at + data.waits[i];
     at = from + data.waits[i + 1];
-    waits.push({ from, to: at, color: -1, text: `waits for ${data.names[data.waits[i + 2]]}` });
+    waits.push({ from, to: at, color: -1, text: data.names[data.waits[i + 2]] });
   }
   lanes.push({ name: "waits", list: waits });
   const unit = 1e-7;
@@ -148,9 +148,9 @@ function timeline() {
         if (b - drawn < 0.5 && !now) continue;
         drawn = b;
         parts.push(`<rect class="${it.color < 0 ? "exposed" : `t${it.color}`}${now ? " now" : ""}" data-lane="${i}" data-at="${k}" x="${a.toFixed(1)}" y="${y + 1}" width="${Math.max(b - a - (b - a > 3 ? 0.6 : 0), 0.5).toFixed(1)}" height="${high - 3}"/>`);
-        const [op, name = ""] = it.text.split(" ");
+        const [op, name = "", more = ""] = it.text.split(" ");
         const tail = name.split(".").slice(-2).join(".");
-        const text = [it.text, `${op} ${tail}`, tail, op].find((text) => text.length * 5.6 + 8 < b - a);
+        const text = [it.text, `${op} ${tail} ${more}`, `${op} ${tail}`, more ? op : tail, op].find((text) => text.length * 5.6 + 8 < b - a);
         if (text) parts.push(`<text class="on" x="${(a + 4).toFixed(1)}" y="${y + 14}">${escape(text)}</text>`);
       }
     });

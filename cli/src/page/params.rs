@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::phases::{STEP, weights};
 use super::picture::{BANDS, picture};
-use super::{Cx, times};
+use super::{Cx, breakable, times};
 use crate::grid::{Band, Cuts, Grid, Room};
 use crate::table::{bytes, grouped};
 use crate::words::{fold, layer, numbers, user_axes};
@@ -78,7 +78,7 @@ fn card(cx: &Cx, group: &Group, id: &str, cuts: &mut Cuts) -> Markup {
     let even = data.sharding.divides(&data.ty.shape, mesh);
     html! {
         article.card data-tensor=(name) data-n=(n) {
-            h3 { (name) (times(group.buffers.len())) }
+            h3 { (breakable(&name)) (times(group.buffers.len())) }
             dl {
                 dt { "global" } dd { (data.ty.dtype.name()) (format!("{:?}", &data.ty.shape[..])) }
                 dt { "placement" } dd { code { (user_axes(mesh, &data.sharding.display(mesh).to_string(), ".")) } }

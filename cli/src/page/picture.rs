@@ -35,7 +35,8 @@ pub fn picture(grid: &Grid, mesh: &Mesh, id: &str, title: &str) -> Markup {
         svg.picture viewBox=(format!("0 0 {WIDTH} {total:.0}")) width=(WIDTH) height=(format!("{total:.0}"))
             role="group" aria-label=(title) {
             @for (text, (at, len)) in labels[1].iter().zip(&across) {
-                @if fits(text, *len + 2.0) {
+                @let start = text.split(':').next().unwrap_or_default();
+                @if let Some(text) = [text.as_str(), start].into_iter().find(|it| fits(it, *len + 3.0)) {
                     text.axis x=(px(left + at + len / 2.0)) y="10" text-anchor="middle" { (text) }
                 }
             }

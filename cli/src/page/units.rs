@@ -66,7 +66,7 @@ pub fn section(cx: &Cx) -> Markup {
                                 [f, b] => { (f) " × forward, " (b) " × backward" },
                             } }
                             (time_cell(unit.seconds))
-                            td { @for (i, (kind, over)) in unit.reduced.iter().enumerate() {
+                            td.why { @for (i, (kind, over)) in unit.reduced.iter().enumerate() {
                                 @if i > 0 { ", " } code { (kind) } " over " (axes(*over))
                             } }
                         }
