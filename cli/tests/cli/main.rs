@@ -9,6 +9,7 @@ mod edited;
 mod errors;
 mod foreign;
 mod import;
+mod reports;
 mod reshard;
 mod resume;
 mod streams;

@@ -65,6 +65,7 @@ impl Browser {
         for domain in ["Page", "Runtime", "Network", "Log"] {
             res.send(&format!("{domain}.enable"), json!({}));
         }
+        res.prefer("light");
         res
     }
 
@@ -113,6 +114,13 @@ impl Browser {
             _ => (),
         }
         message
+    }
+
+    /// Sets what people set in their system: `light` or `dark`. Nothing moves by itself.
+    pub fn prefer(&mut self, scheme: &str) {
+        let color = json!({"name": "prefers-color-scheme", "value": scheme});
+        let motion = json!({"name": "prefers-reduced-motion", "value": "reduce"});
+        self.send("Emulation.setEmulatedMedia", json!({"features": [color, motion]}));
     }
 
     /// Opens a file, in a window of this size; done when it has loaded.

@@ -17,7 +17,7 @@ use ir::cost::{Target, Timeline};
 use ir::model::MeshSpec;
 use ir::plan::{Plan, PlanSection, Role, memory_profile};
 use ir::summary::Summary;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use browser::Browser;
 
@@ -42,16 +42,18 @@ fn compile(example: &str, mesh: &str) -> Plan {
     codegen::compile(graph, &codegen::Options::default()).unwrap_or_else(|it| panic!("{it}")).plan
 }
 
-/// Writes the page of an example.
-fn write(example: &str, mesh: &str) -> PathBuf {
-    let path = folder("page").join(format!("{example}.html"));
+/// Writes the page of a plan, for one test.
+fn write(test: &str, plan: &Plan) -> PathBuf {
+    let file = |extension| folder("page").join(format!("{}-{test}.{extension}", plan.name));
+    let (page, program) = (file("html"), file("plan"));
+    std::fs::write(&program, ir::text::print_plan(plan)).unwrap();
     let ran = Command::new(env!("CARGO_BIN_EXE_planc"))
-        .args(["inspect", "-q", "--mesh", mesh, "--target", "h200", "--html"])
-        .args([&path, &workspace(&format!("examples/{example}.ron"))])
+        .args(["inspect", "-q", "--target", "h200", "--html"])
+        .args([&page, &program])
         .output()
         .unwrap();
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
-    path
+    page
 }
 
 /// Attributes `data-..` of all elements that a selector finds.
@@ -218,10 +220,10 @@ fn check_state(browser: &mut Browser, plan: &Plan) {
 
 /// All facts of a page, and that it fits its window.
 fn check(browser: &mut Browser, example: &str, mesh: &str) -> Plan {
-    let path = write(example, mesh);
+    let plan = compile(example, mesh);
+    let path = write("facts", &plan);
     let size = std::fs::metadata(&path).unwrap().len();
     assert!(size < LARGEST, "the page of {example} on {mesh} has {size} bytes");
-    let plan = compile(example, mesh);
     for width in [1400, 400] {
         browser.open(&path, width, 1000);
         let wide = browser.eval("document.documentElement.scrollWidth - innerWidth");
@@ -238,11 +240,6 @@ fn check(browser: &mut Browser, example: &str, mesh: &str) -> Plan {
     check_state(browser, &plan);
     assert_eq!(browser.said, [""; 0], "{example} on {mesh}");
     plan
-}
-
-fn scheme(browser: &mut Browser, scheme: &str) {
-    let features = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
-    browser.send("Emulation.setEmulatedMedia", features);
 }
 
 #[test]
@@ -269,7 +266,7 @@ fn pages_say_what_plans_say() {
 
 #[test]
 fn a_page_works_from_the_keyboard_and_with_a_mouse() {
-    let page = write("llama-tiny", "2x4");
+    let page = write("keys", &compile("llama-tiny", "2x4"));
     let mut browser = Browser::start(&folder("page").join("browser-keys"));
     let browser = &mut browser;
     browser.open(&page, 1400, 1000);
@@ -344,7 +341,7 @@ fn a_page_works_from_the_keyboard_and_with_a_mouse() {
 /// Headings in order, names for what can be focused, captions or headings for tables.
 #[test]
 fn a_page_can_be_read_without_looking() {
-    let page = write("llama-tiny-fp8", "2x2x2");
+    let page = write("names", &compile("llama-tiny-fp8", "2x2x2"));
     let mut browser = Browser::start(&folder("page").join("browser-names"));
     browser.open(&page, 1400, 1000);
     let nameless = "[...document.querySelectorAll('[tabindex], svg[role], [role=img]')].filter((it) => it.id !== 'main' \
@@ -369,11 +366,11 @@ fn pictures_of_pages() {
     let mut browser = Browser::start(&folder("page").join("browser-pictures"));
     let pictures = folder("page");
     for (example, mesh) in [("llama3-8b", "2x4"), ("llama3-405b", "2048x8")] {
-        let page = write(example, mesh);
+        let page = write("pictures", &compile(example, mesh));
         for (name, colors, width) in
             [("light", "light", 1280), ("dark", "dark", 1280), ("narrow", "light", 420)]
         {
-            scheme(&mut browser, colors);
+            browser.prefer(colors);
             browser.open(&page, width, 3000);
             let path = pictures.join(format!("{example}-{name}.png"));
             browser.screenshot(&path);
