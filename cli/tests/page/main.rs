@@ -360,11 +360,14 @@ fn a_page_can_be_read_without_looking() {
     assert_eq!(browser.said, [""; 0]);
 }
 
-/// Leaves pictures of pages in `target/page`, light, dark, narrow and printed, for people to look at.
+/// Leaves pictures of pages in `target/page`, light, dark, narrow and printed, for people to look at, and how
+/// many milliseconds Chromium took to open them: until all is loaded and the script is done, and until
+/// something is to be seen.
 #[test]
 fn pictures_of_pages() {
     let mut browser = Browser::start(&folder("page").join("browser-pictures"));
     let pictures = folder("page");
+    let mut times = String::new();
     for (example, mesh) in [("llama3-8b", "2x4"), ("llama3-405b", "2048x8")] {
         let page = write("pictures", &compile(example, mesh));
         for (name, colors, width) in
@@ -372,6 +375,13 @@ fn pictures_of_pages() {
         {
             browser.prefer(colors);
             browser.open(&page, width, 3000);
+            let paint = "new Promise((it) => requestAnimationFrame(() => setTimeout(() => it([performance\
+                         .getEntriesByType('navigation')[0].loadEventEnd, performance.getEntriesByName(\
+                         'first-contentful-paint')[0]?.startTime, performance.getEntriesByName('script')[0].duration]))))";
+            let [loaded, painted, script] = [0, 1, 2].map(|it| browser.eval(paint)[it].clone());
+            times.push_str(&format!(
+                "{example} {name}: loaded {loaded}, painted {painted}, script {script}\n"
+            ));
             let path = pictures.join(format!("{example}-{name}.png"));
             browser.screenshot(&path);
             let png = std::fs::read(&path).unwrap();
@@ -384,5 +394,6 @@ fn pictures_of_pages() {
         assert!(pdf.starts_with(b"%PDF"), "{example} prints");
         std::fs::write(pictures.join(format!("{example}.pdf")), pdf).unwrap();
     }
+    std::fs::write(pictures.join("times.txt"), times).unwrap();
     assert_eq!(browser.said, [""; 0]);
 }
