@@ -16,7 +16,7 @@ use crate::input::{PlanArgs, check_output, write};
 use crate::page::page;
 use crate::report::{Failure, Outcome, Ui, print_view};
 use crate::table::{bytes, grouped};
-use crate::target::TargetArgs;
+use crate::target;
 use crate::words::{mesh_text, refinements};
 
 use amax::{GemmView, amaxes, amaxes_text};
@@ -59,8 +59,10 @@ pub struct Args {
     /// Writes all of it as one page for a browser, with predicted times; the page needs no network.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["coord", "param", "states", "collectives", "memory", "amax"])]
     html: Option<PathBuf>,
-    #[command(flatten)]
-    target: TargetArgs,
+    /// The machine that times on the page are for: a100, b200, cpu, h100, h200 (the default), or a
+    /// profile of your own (.ron).
+    #[arg(long, value_name = "TARGET", requires = "html")]
+    target: Option<String>,
 }
 
 /// Runs the command.
@@ -75,7 +77,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
 
 /// Writes the page and says where.
 fn write_page(plan: &Plan, path: &Path, args: &Args, ui: &Ui) -> Outcome {
-    let target = args.target.target()?;
+    let target = target::load(args.target.as_deref().unwrap_or("h200"))?;
     check_output(path, &args.plan.input)?;
     let page = page(plan, &target);
     write(path, &page)?;

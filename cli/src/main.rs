@@ -20,7 +20,6 @@ mod place;
 mod report;
 mod run;
 mod table;
-mod target;
 mod words;
 
 use std::process::ExitCode;

@@ -134,9 +134,9 @@ fn header(cx: &Cx) -> Markup {
                     &format!("{} tokens/s", short(rate as u64))))
                 (tile("Model FLOPs used", &format!("{:.1} %", 100.0 * cost.mfu), "mfu", &cost.mfu.to_string(),
                     &format!("{}FLOP a rank", short_unit(summary.flops))))
-                (tile("Waits for communication", &format!("{:.1} %", share(cost.exposed_seconds)),
+                (tile("Waiting", &format!("{:.1} %", share(cost.exposed_seconds)),
                     "exposed-seconds", &cost.exposed_seconds.to_string(),
-                    &format!("{} of the step", seconds(cost.exposed_seconds))))
+                    &format!("{} for communication", seconds(cost.exposed_seconds))))
                 (tile("Sent by a rank", &bytes(summary.wire_bytes()), "wire-bytes",
                     &summary.wire_bytes().to_string(),
                     &format!("{} calls", grouped(summary.collectives.iter().map(|it| it.count).sum()))))

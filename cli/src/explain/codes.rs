@@ -704,14 +704,6 @@ pub const CODES: &[Code] = &[
         fix: "Name another file: -o model.plan.",
     },
     Code {
-        code: "PL0614",
-        title: "a target that is no hardware profile",
-        text: "Times are predicted for a machine. Its profile is one of those that planc has, or a file of \
-               the same form (ir/profiles/h200.ron), every figure a positive number with its source.",
-        example: "planc inspect model.plan --html report.html --target h20.",
-        fix: "Name a100, b200, cpu, h100, h200, or the path of a profile.",
-    },
-    Code {
         code: "PL0630",
         title: "this machine cannot run plans on a GPU",
         text: "`planc doctor` found no GPU, no driver, or not all libraries. Its report says what is \

@@ -153,7 +153,7 @@ fn chart(cx: &Cx, purposes: &Purposes) -> Markup {
                 @for phase in Phase::ALL {
                     @let (start, end) = cx.phases.range(phase);
                     @if end > start {
-                        span.phase style=(format!("left:{:.2}%;width:{:.2}%", percent(start), percent(end - start)))
+                        span.phase.end[10 * (end - start) < n] style=(format!("left:{:.2}%;width:{:.2}%", percent(start), percent(end - start)))
                             data-phase=(phase.name()) data-start=(start) data-end=(end) { span { (phase.name()) } }
                     }
                 }

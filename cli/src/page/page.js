@@ -150,7 +150,7 @@ function timeline() {
         parts.push(`<rect class="${it.color < 0 ? "exposed" : `t${it.color}`}${now ? " now" : ""}" data-lane="${i}" data-at="${k}" x="${a.toFixed(1)}" y="${y + 1}" width="${Math.max(b - a - (b - a > 3 ? 0.6 : 0), 0.5).toFixed(1)}" height="${high - 3}"/>`);
         const [op, name = "", more = ""] = it.text.split(" ");
         const tail = name.split(".").slice(-2).join(".");
-        const text = [it.text, `${op} ${tail} ${more}`, `${op} ${tail}`, more ? op : tail, op].find((text) => text.length * 5.6 + 8 < b - a);
+        const text = [it.text, `${op} ${tail} ${more}`, `${op} ${tail}`, more ? op : tail, op].find((text) => text.length * 6.3 + 8 < b - a);
         if (text) parts.push(`<text class="on" x="${(a + 4).toFixed(1)}" y="${y + 14}">${escape(text)}</text>`);
       }
     });

@@ -69,7 +69,7 @@ pub fn section(cx: &Cx) -> Markup {
                     @for phase in Phase::ALL {
                         @let (start, end) = phase_seconds(cx, &works, phase);
                         @if end > start {
-                            span.phase data-phase=(phase.name()) data-seconds=(end - start)
+                            span.phase.end[end - start < 0.1 * length] data-phase=(phase.name()) data-seconds=(end - start)
                                 style=(format!("left:{:.2}%;width:{:.2}%", 100.0 * start / length, 100.0 * (end - start) / length)) {
                                 span { (phase.name()) " " (seconds(end - start)) }
                             }
