@@ -13,13 +13,17 @@ mod grid;
 mod import;
 mod input;
 mod inspect;
+mod limit;
 mod lint;
 mod moves;
 mod page;
 mod place;
 mod report;
 mod run;
+mod sweep;
 mod table;
+mod target;
+mod variants;
 mod words;
 
 use std::process::ExitCode;
@@ -43,6 +47,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Compile(compile::Args),
+    Sweep(sweep::Args),
     Run(Box<run::Args>),
     Inspect(inspect::Args),
     Ckpt(ckpt::Args),
@@ -57,6 +62,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
         Command::Compile(args) => compile::run(args, &cli.ui),
+        Command::Sweep(args) => sweep::run(args, &cli.ui),
         Command::Run(args) => run::run(args, &cli.ui),
         Command::Inspect(args) => inspect::run(args, &cli.ui),
         Command::Ckpt(args) => ckpt::run(args, &cli.ui),

@@ -63,6 +63,8 @@ pub struct Failure {
     pub message: String,
     /// What would fix it.
     pub help: Option<String>,
+    /// The same for programs, where there is more to it than text.
+    pub details: Option<serde_json::Value>,
     /// Where.
     pub place: Option<Place>,
     /// Our mistake, not the user's.
@@ -84,6 +86,8 @@ struct Object<'a> {
     code: &'a str,
     message: &'a str,
     help: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    details: Option<&'a serde_json::Value>,
     file: Option<String>,
     line: Option<usize>,
     column: Option<usize>,
@@ -93,7 +97,7 @@ impl Failure {
     /// An error of the user.
     pub fn new(code: &'static str, message: impl Into<String>) -> Box<Failure> {
         let message = message.into();
-        Box::new(Failure { code, message, help: None, place: None, is_bug: false })
+        Box::new(Failure { code, message, help: None, details: None, place: None, is_bug: false })
     }
 
     /// Our mistake.
@@ -107,6 +111,13 @@ impl Failure {
     #[must_use]
     pub fn help(mut self: Box<Self>, help: impl Into<String>) -> Box<Failure> {
         self.help = Some(help.into());
+        self
+    }
+
+    /// With data for programs.
+    #[must_use]
+    pub fn details(mut self: Box<Self>, details: serde_json::Value) -> Box<Failure> {
+        self.details = Some(details);
         self
     }
 
@@ -150,6 +161,7 @@ impl Failure {
             code: self.code,
             message: &self.message,
             help: self.help.as_deref(),
+            details: self.details.as_ref(),
             file: self.place.as_ref().map(|it| it.file.display().to_string()),
             line: position.map(|it| it.0),
             column: position.map(|it| it.1),
@@ -207,8 +219,7 @@ impl fmt::Display for Report<'_> {
             }
             _ => self.failure.message.clone(),
         };
-        let lines = message.lines().flat_map(|it| wrapped(it, WIDTH - "  x ".len()));
-        f.write_str(&lines.collect::<Vec<String>>().join("\n"))
+        f.write_str(&fitted(&message, WIDTH - "  x ".len()))
     }
 }
 
@@ -221,7 +232,7 @@ impl Diagnostic for Report<'_> {
 
     fn help(&self) -> Option<Box<dyn fmt::Display + '_>> {
         let help = self.failure.help.as_ref()?;
-        Some(Box::new(wrapped(help, WIDTH - "  help: ".len()).join("\n")))
+        Some(Box::new(fitted(help, WIDTH - "  help: ".len())))
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
@@ -233,6 +244,15 @@ impl Diagnostic for Report<'_> {
         let span = SourceSpan::from((bytes.start, bytes.len()));
         Some(Box::new(std::iter::once(LabeledSpan::new_with_span(None, span))))
     }
+}
+
+/// Text whose lines fit; those that start with a space are parts of a table and stay as they are.
+fn fitted(text: &str, width: usize) -> String {
+    let lines = text.lines().flat_map(|it| match it.starts_with(' ') {
+        true => vec![it.to_string()],
+        false => wrapped(it, width),
+    });
+    lines.collect::<Vec<String>>().join("\n")
 }
 
 /// Pictures and colours on a terminal, plain ASCII elsewhere.

@@ -1,5 +1,5 @@
 //! What a plan is predicted to take on a machine: a roofline for ops, alpha-beta for collectives, and the
-//! plan's own streams and events to put them side by side.
+//! plan's own streams and events to put them side by side, where communication takes a part of the speed of ops.
 //!
 //! ```text
 //! op           launch + flops / rate(op) + bytes / bandwidth      `compute`
@@ -15,6 +15,8 @@
 mod compute;
 mod link;
 mod target;
+#[cfg(test)]
+mod tests;
 
 use cranelift_entity::EntityRef;
 use serde::Serialize;
@@ -24,7 +26,7 @@ use compute::Ops;
 use link::Links;
 
 pub use link::Group;
-pub use target::{Collectives, Figure, Gemms, Node, Source, Target, TargetError};
+pub use target::{Collectives, Figure, Gemms, Hops, Node, Source, Target, TargetError};
 
 /// What one rank is predicted to do, all ranks being alike.
 #[derive(Debug, Clone, PartialEq)]
@@ -111,7 +113,7 @@ impl Timeline {
     pub fn exposed_seconds(&self) -> f64 {
         let of = |section| {
             let its = self.exposed.iter().filter(|it| it.section == section);
-            its.map(|it| it.end - it.start).sum()
+            its.map(|it| it.end - it.start).fold(0.0, |sum, it| sum + it)
         };
         self.of_step(of)
     }
@@ -124,7 +126,8 @@ impl Timeline {
                 let instruction = &plan.section(section)[it.index];
                 matches!(instruction, Instruction::Collective { kind, .. } if !kind.is_local())
             };
-            self.section(section).iter().filter(is_collective).map(|it| it.end - it.start).sum()
+            let its = self.section(section).iter().filter(is_collective);
+            its.map(|it| it.end - it.start).fold(0.0, |sum, it| sum + it)
         };
         let flops = crate::summary::Summary::of(plan).model_flops as f64;
         StepCost {
@@ -149,13 +152,16 @@ struct Streams<'a> {
     at: Vec<(f64, Option<usize>)>,
     /// The same of each event, when it was recorded.
     events: Vec<(f64, Option<usize>)>,
+    /// When communication runs, as far as it is known and ops may still meet it.
+    busy: Vec<(f64, f64)>,
 }
 
 impl<'a> Streams<'a> {
     fn new(plan: &'a Plan, section: PlanSection, timeline: &'a mut Timeline) -> Streams<'a> {
         let start = (0.0, None);
         let (streams, events) = (plan.streams.len(), plan.events as usize);
-        Streams { plan, section, timeline, at: vec![start; streams], events: vec![start; events] }
+        let (at, events) = (vec![start; streams], vec![start; events]);
+        Streams { plan, section, timeline, at, events, busy: Vec::new() }
     }
 
     fn run(mut self, links: &Links<'_>, ops: &mut Ops<'_>) {
@@ -171,19 +177,41 @@ impl<'a> Streams<'a> {
                 Instruction::Collective { kind, comm, parts, .. } if !kind.is_local() => {
                     end += links.seconds(*kind, *comm, parts);
                     self.at[stream.index()] = (end, Some(index));
-                    if self.is_compute(stream) {
-                        self.expose(Some(index), start, end);
+                    match self.is_compute(stream) {
+                        true => self.expose(Some(index), start, end),
+                        false => self.busy.push((start, end)),
                     }
                 }
                 Instruction::Compute { .. }
                 | Instruction::Copy { .. }
-                | Instruction::Collective { .. } => end += ops.seconds(instruction),
+                | Instruction::Collective { .. } => {
+                    end = self.beside(start, ops.seconds(instruction), ops.slowdown());
+                }
             }
             self.at[stream.index()].0 = end;
             let section = self.section;
             self.timeline.spans.push(Span { section, index, stream, start, end });
         }
         self.finish();
+    }
+
+    /// When an op is done that takes so long alone: while communication runs beside it, which draws on the same
+    /// memory and power, it loses `slowdown` of its speed.
+    fn beside(&mut self, start: f64, alone: f64, slowdown: f64) -> f64 {
+        self.busy.retain(|it| it.1 > start);
+        self.busy.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (mut at, mut left) = (start, alone);
+        for &(from, to) in &self.busy {
+            // Alone up to there, and perhaps done.
+            let free = (from - at).max(0.0);
+            if left <= free {
+                break;
+            }
+            (at, left) = (at + free, left - free);
+            let shared = (to - at).max(0.0).min(left / (1.0 - slowdown));
+            (at, left) = (at + shared, left - shared * (1.0 - slowdown));
+        }
+        at + left.max(0.0)
     }
 
     /// `stream` waits for an event; when it goes on.

@@ -13,7 +13,7 @@
 use smallvec::SmallVec;
 
 use super::target::{Figure, Target};
-use crate::ops::{Gemm, Granule, Op, OpKind};
+use crate::ops::{Gemm, Op, OpKind};
 use crate::plan::{Buffer, Instruction, Plan, Stream};
 use crate::types::{DType, Shape};
 
@@ -60,6 +60,11 @@ impl<'a> Ops<'a> {
         }
     }
 
+    /// Share of its speed that an op loses while communication runs beside it.
+    pub fn slowdown(&self) -> f64 {
+        self.target.overlap.0
+    }
+
     /// Ops that only rename the dims of what is there already.
     fn is_view(&self, op: &Op, args: &[Buffer], results: &[Buffer]) -> bool {
         matches!(op, Op::SplitDim(_) | Op::MergeDims(_)) && self.same_memory(args[0], results[0])
@@ -98,16 +103,8 @@ impl<'a> Ops<'a> {
                 gemm_seconds(&gemm, rate, target)
             }
             Op::QuantMatmul(it) => {
-                let rates = &target.gemm;
-                let rate = match (&it.a, &it.b) {
-                    (Granule::Row, Granule::Row) => &rates.fp8_rows,
-                    (Granule::Row | Granule::Block, _) | (_, Granule::Row | Granule::Block) => {
-                        &rates.fp8_block
-                    }
-                    (Granule::Tensor(_), Granule::Tensor(_)) if it.fast => &rates.fp8_fast,
-                    (Granule::Tensor(_), Granule::Tensor(_)) => &rates.fp8,
-                };
-                let rate = rate.as_ref().map_or((&rates.bf16, 2), |it| (it, 1));
+                // Where there is no such GEMM, codes would be multiplied in bf16.
+                let rate = target.gemm.of(it).map_or((&target.gemm.bf16, 2), |it| (it, 1));
                 gemm_seconds(&it.gemm(&sizes(inputs[0]), &sizes(inputs[1])), rate, target)
             }
             Op::Attention(_) | Op::AttentionGrad(_) => {

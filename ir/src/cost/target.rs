@@ -2,6 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::ops::{Granule, Op, QuantMatmul};
+use crate::plan::{Instruction, Plan};
+
 /// A machine as the model sees it: nodes of ranks. See `ir/profiles/h200.ron`. Seconds, bytes, FLOP/s.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -35,6 +38,8 @@ pub struct Target {
     pub attention: Figure,
     /// What is left of the rate of GEMMs and attention when they run for as long as a step does: power.
     pub sustained: Figure,
+    /// Share of its speed that an op loses while communication runs beside it; below 1.
+    pub overlap: Figure,
     /// Between ranks of a node.
     pub node: Node,
     /// Bytes a second that a rank sends to another node, all ranks of a node at a time.
@@ -134,8 +139,18 @@ pub enum TargetError {
     #[error("{0}")]
     Parse(#[from] ron::error::SpannedError),
     /// A number that makes no sense.
-    #[error("`{field}` is {value}, and must be a number above 0")]
+    #[error(
+        "`{field}` is {value}, and must be a number above 0, or 0 where that is a time or memory"
+    )]
     NotPositive {
+        /// Which.
+        field: &'static str,
+        /// What it is.
+        value: f64,
+    },
+    /// A share that is none.
+    #[error("`{field}` is {value}, and must be a share: 0 or more, and less than 1")]
+    Share {
         /// Which.
         field: &'static str,
         /// What it is.
@@ -221,6 +236,9 @@ impl Target {
         if let Some((field, value)) = zero.into_iter().find(wrong) {
             return Err(TargetError::NotPositive { field, value });
         }
+        if !(0.0..1.0).contains(&self.overlap.0) {
+            return Err(TargetError::Share { field: "overlap", value: self.overlap.0 });
+        }
         let kinds = [
             ("all_gather", &node.all_gather),
             ("reduce_scatter", &node.reduce_scatter),
@@ -232,14 +250,37 @@ impl Target {
         }
     }
 
-    /// Bytes that a rank has for a plan with so many communicators.
-    pub fn bytes_for_plan(&self, communicators: usize) -> u64 {
+    /// Bytes that are taken beside a plan with so many communicators.
+    pub fn bytes_beside_plan(&self, communicators: usize) -> u64 {
         let (first, further) = &self.communicators;
         let taken = match communicators {
             0 => 0.0,
             n => first.0 + further.0 * (n - 1) as f64,
         };
-        (self.memory.0 - self.reserved.0 - taken).max(0.0) as u64
+        (self.reserved.0 + taken) as u64
+    }
+
+    /// Whether the machine has the GEMMs of a plan: FP8 is not for all.
+    pub fn multiplies(&self, plan: &Plan) -> bool {
+        let lacks = |it: &Instruction| match it {
+            Instruction::Compute { op: Op::QuantMatmul(it), .. } => self.gemm.of(it).is_none(),
+            _ => false,
+        };
+        !plan.sections.iter().flatten().any(lacks)
+    }
+}
+
+impl Gemms {
+    /// The rate of a GEMM on codes.
+    pub(super) fn of(&self, op: &QuantMatmul) -> Option<&Figure> {
+        let tensor = |it: &Granule| matches!(it, Granule::Tensor(_));
+        let rate = match (&op.a, &op.b) {
+            (Granule::Row, Granule::Row) => &self.fp8_rows,
+            (a, b) if !tensor(a) || !tensor(b) => &self.fp8_block,
+            _ if op.fast => &self.fp8_fast,
+            _ => &self.fp8,
+        };
+        rate.as_ref()
     }
 }
 
