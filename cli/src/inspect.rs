@@ -16,7 +16,7 @@ use crate::input::{PlanArgs, check_output, write};
 use crate::page::page;
 use crate::report::{Failure, Outcome, Ui, print_view};
 use crate::table::{bytes, grouped};
-use crate::target;
+use crate::target::{self, Prediction};
 use crate::words::{mesh_text, refinements};
 
 use amax::{GemmView, amaxes, amaxes_text};
@@ -79,6 +79,8 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
 fn write_page(plan: &Plan, path: &Path, args: &Args, ui: &Ui) -> Outcome {
     let target = target::load(args.target.as_deref().unwrap_or("h200"))?;
     check_output(path, &args.plan.input)?;
+    // Says so if the machine cannot run it.
+    Prediction::of(plan, &target)?;
     let page = page(plan, &target);
     write(path, &page)?;
     if ui.quiet {

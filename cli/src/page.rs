@@ -24,6 +24,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::grid::Cuts;
 use crate::table::{bytes, grouped, seconds, short};
+use crate::target::Needs;
 use crate::words::mesh_text;
 use phases::Phases;
 
@@ -35,6 +36,8 @@ struct Cx<'a> {
     cost: StepCost,
     summary: Summary,
     memory: MemoryProfile,
+    /// What a rank needs of the target's memory.
+    needs: Needs,
     phases: Phases,
 }
 
@@ -55,6 +58,7 @@ pub fn page(plan: &Plan, target: &Target) -> String {
         timeline,
         summary: Summary::of(plan),
         memory: memory_profile(plan),
+        needs: Needs::of(plan, Some(target)),
         phases: Phases::of(plan),
     };
     let mut cuts = Cuts::default();
@@ -114,7 +118,6 @@ fn header(cx: &Cx) -> Markup {
     let run = &plan.run;
     let tokens = run.global_batch * run.sequence;
     let rate = if cost.seconds > 0.0 { tokens as f64 / cost.seconds } else { 0.0 };
-    let room = target.bytes_for_plan(plan.comms.len());
     let share = |part: f64| if cost.seconds > 0.0 { 100.0 * part / cost.seconds } else { 0.0 };
     let compute = cost.seconds - cost.exposed_seconds;
     html! {
@@ -129,7 +132,7 @@ fn header(cx: &Cx) -> Markup {
                 (tile("Parameters", &short(summary.parameters), "parameters", &summary.parameters.to_string(),
                     &format!("in {} tensors", grouped(plan.params.len() as u64))))
                 (tile("Memory a rank", &bytes(memory.total_bytes()), "memory", &memory.total_bytes().to_string(),
-                    &format!("of {} on {}", bytes(room), target.name)))
+                    &format!("of {} on {}", bytes(target.memory.0 as u64), target.name)))
                 (tile("Step", &seconds(cost.seconds), "step-seconds", &cost.seconds.to_string(),
                     &format!("{} tokens/s", short(rate as u64))))
                 (tile("Model FLOPs used", &format!("{:.1} %", 100.0 * cost.mfu), "mfu", &cost.mfu.to_string(),

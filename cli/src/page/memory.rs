@@ -26,7 +26,6 @@ pub fn section(cx: &Cx) -> Markup {
         let of_role = plan.buffers.iter().filter(|it| it.1.role == role);
         of_role.fold((0, 0), |(n, sum), it| (n + 1, sum + plan.local_bytes(it.0)))
     };
-    let room = cx.target.bytes_for_plan(plan.comms.len());
     html! {
         div.side {
             div.scroll {
@@ -52,8 +51,10 @@ pub fn section(cx: &Cx) -> Markup {
                     }
                     tfoot { tr data-role="total" {
                         th scope="row" { "total" } td {} (byte_cell(cx.memory.total_bytes()))
+                    } tr data-role="beside" {
+                        th scope="row" { "taken beside it: context, modules, NCCL" } td {} (byte_cell(cx.needs.beside_bytes))
                     } tr data-role="room" {
-                        th scope="row" { "a rank of " (cx.target.name) " has" } td {} (byte_cell(room))
+                        th scope="row" { "a rank of " (cx.target.name) " has" } td {} (byte_cell(cx.target.memory.0 as u64))
                     } }
                 }
             }

@@ -6,7 +6,7 @@ use maud::{Markup, html};
 
 use super::Cx;
 use super::picture::px;
-use crate::table::{bytes, grouped, plural};
+use crate::table::{grouped, plural};
 use crate::words::{mesh_text, refinements, user_axes};
 
 /// Rows and columns of ranks that are drawn at most.
@@ -129,10 +129,7 @@ fn drawing(cx: &Cx) -> Markup {
                     }
                 }
             }
-            figcaption {
-                "Ranks, a colour for each node. A rank has " (bytes(cx.target.bytes_for_plan(cx.plan.comms.len())))
-                " for the plan."
-            }
+            figcaption { "Ranks, a colour for each node." }
         }
     }
 }
