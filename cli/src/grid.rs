@@ -255,32 +255,24 @@ fn chosen(pieces: &[Piece], mesh: &Mesh, ranks: &[u64]) -> Vec<usize> {
     (0..pieces.len()).filter(|&it| holds(&pieces[it])).collect()
 }
 
-/// At most `room` bands: the first ones, those that are wanted, the last, and what was left out.
+/// At most `room` bands, 3 or more: those that are wanted, the last, the first ones, and what was left out.
 fn folded(pieces: &[Piece], room: usize, wanted: &[usize]) -> Vec<Band> {
     let n = pieces.len();
     let mut keep = vec![n <= room; n];
     if n > room {
-        keep[n - 1] = true;
-        // Every wanted one may open another gap.
-        let most = room.saturating_sub(3) / 2;
-        wanted.iter().take(most).for_each(|&it| keep[it] = true);
-        let bands = |keep: &[bool]| {
-            let gaps = keep.windows(2).filter(|it| it[0] && !it[1]).count();
-            keep.iter().filter(|it| **it).count() + gaps + usize::from(!keep[0])
-        };
-        keep[0] = true;
-        for index in 1..n {
+        let gaps = |keep: &[bool]| keep.split(|it| *it).filter(|it| !it.is_empty()).count();
+        let bands = |keep: &[bool]| keep.iter().filter(|it| **it).count() + gaps(keep);
+        let mut fits = |index: usize| {
             let before = keep[index];
             keep[index] = true;
-            if bands(&keep) > room {
-                keep[index] = before;
-                break;
-            }
+            let fits = bands(&keep) <= room;
+            keep[index] = before || fits;
+            fits
+        };
+        for &index in wanted.iter().take(room).chain(&[n - 1]) {
+            fits(index);
         }
-        // One that was left out takes no more room than saying so.
-        for index in 1..n - 1 {
-            keep[index] |= keep[index - 1] && keep[index + 1];
-        }
+        let _ = (0..n).all(&mut fits);
     }
     let mut res = Vec::new();
     for (piece, keep) in pieces.iter().zip(keep) {
