@@ -7,7 +7,7 @@ use maud::{Markup, html};
 
 use super::params::drawing;
 use super::phases::{Purpose, purposes};
-use super::{Cx, byte_cell};
+use super::{Cx, breakable, byte_cell};
 use crate::grid::Cuts;
 use crate::table::grouped;
 use crate::words::{fold, layer, numbers, user_axes};
@@ -121,7 +121,7 @@ fn card(cx: &Cx, data: &BufferData, members: &[Activation], id: &str, cuts: &mut
                     tbody {
                         @for it in members {
                             tr data-tensor=(it.name) {
-                                th.name scope="row" { (it.name) }
+                                th.name scope="row" { (breakable(it.name.rsplit_once("*.").map_or(it.name.as_str(), |it| it.1))) }
                                 td { (cx.plan.buffers[it.buffer].ty.dtype.name()) }
                                 td { @if it.kept { "kept" } }
                                 (byte_cell(cx.plan.local_bytes(it.buffer)))

@@ -15,9 +15,9 @@ pub fn section(cx: &Cx) -> Markup {
     html! {
         p { "Each operand of a GEMM on codes: over which ranks the amax behind its scale is reduced, and why." }
         div.scroll {
-            table #amax-table {
+            table.wraps #amax-table {
                 thead { tr {
-                    th scope="col" { "GEMM" } th scope="col" { "operand" } th scope="col" { "tensor" } th scope="col" { "format" }
+                    th scope="col" { "GEMM" } th scope="col" { span.hidden { "operand" } } th scope="col" { "tensor" }
                     th scope="col" { "scaling" } th scope="col" { "amax over" } th.number scope="col" { "ranks" }
                     th scope="col" { "varies over" } th scope="col" { "why" }
                 } }
@@ -32,8 +32,7 @@ pub fn section(cx: &Cx) -> Markup {
                                 }
                                 td { (it.role) }
                                 td.name { (it.tensor) }
-                                td { (format!("{:?}", it.format)) }
-                                td { (it.scaling) }
+                                td { (format!("{:?}", it.format)) ", " (it.scaling) }
                                 @match &it.group {
                                     Some(group) => { td { (group.axes) } td.number { (grouped(group.ranks)) } },
                                     None => { td { "no axis" } td.number { "1" } },

@@ -13,8 +13,8 @@ use crate::words::{describe, fold};
 
 /// Points of the curve: more than a screen shows.
 const COLUMNS: usize = 480;
-/// Rows of the table of the peak.
-const ROWS: usize = 24;
+/// Rows of the table of the peak that are seen at once.
+const ROWS: usize = 10;
 
 type Purposes = SecondaryMap<Buffer, Option<Purpose>>;
 
@@ -255,10 +255,9 @@ fn peak(cx: &Cx, purposes: &Purposes) -> Markup {
         group.0.push(buffer);
         group.1 += plan.local_bytes(buffer);
     }
-    let mut groups: Vec<_> = groups.into_iter().collect();
+    let mut groups: Vec<Kind> = groups.into_iter().collect();
     groups.sort_by_key(|it| std::cmp::Reverse(it.1.1));
     let (shown, rest) = groups.split_at(groups.len().min(ROWS));
-    let rest_bytes: u64 = rest.iter().map(|it| it.1.1).sum();
     html! {
         h3 { "The peak, by tensor" }
         p {
@@ -266,8 +265,25 @@ fn peak(cx: &Cx, purposes: &Purposes) -> Markup {
             (what(plan, section, at)) ", " (bytes(cx.memory.live_bytes)) " of temporaries are live; the arena has "
             (bytes(cx.memory.step_bytes)) "."
         }
+        (tensors(plan, "peak-tensors", shown, rest))
+        @if !rest.is_empty() {
+            details {
+                summary { (grouped(rest.len() as u64)) " more kinds of tensors" }
+                (tensors(plan, "peak-more", rest, &[]))
+            }
+        }
+    }
+}
+
+/// Tensors with one name but for numbers, purpose, and where they are made and last used; who they are, and
+/// their bytes.
+type Kind = ((String, Purpose, Phase, Phase), (Vec<Buffer>, u64));
+
+/// A table of tensors, with those that are listed elsewhere in its last row.
+fn tensors(plan: &Plan, id: &str, shown: &[Kind], rest: &[Kind]) -> Markup {
+    html! {
         div.scroll {
-            table #peak-tensors {
+            table id=(id) {
                 thead { tr {
                     th scope="col" { "tensor" } th scope="col" { "purpose" } th scope="col" { "made in" }
                     th scope="col" { "last used in" } th.number scope="col" { "tensors" } th.number scope="col" { "bytes" }
@@ -282,8 +298,9 @@ fn peak(cx: &Cx, purposes: &Purposes) -> Markup {
                         }
                     }
                     @if !rest.is_empty() {
-                        tr { th scope="row" { (grouped(rest.len() as u64)) " more kinds" } td {} td {} td {}
-                            (count_cell(rest.iter().map(|it| it.1.0.len() as u64).sum())) (byte_cell(rest_bytes)) }
+                        tr { th scope="row" { "all others" } td {} td {} td {}
+                            (count_cell(rest.iter().map(|it| it.1.0.len() as u64).sum()))
+                            (byte_cell(rest.iter().map(|it| it.1.1).sum())) }
                     }
                 }
             }

@@ -112,18 +112,20 @@ function timeline() {
   }
   lanes.push({ name: "waits", list: waits });
   const unit = 1e-7;
-  const first = lanes[0].list;
-  // What is shown at first: a few per cent around the middle, which is steady.
-  let from = Math.max(0, data.length * 0.2), to = Math.min(data.length, from + Math.max(data.length * 0.03, 1));
-  let [lane, at] = [0, -1];
-  const least = 20;
-
   // The first span of a lane that ends behind a time.
   const find = (list, time) => {
     let [low, high] = [0, list.length];
     while (low < high) { const mid = (low + high) >> 1; if (list[mid].to <= time) low = mid + 1; else high = mid; }
     return low;
   };
+  const first = lanes[0].list;
+  // What is shown at first: some ops of the forward pass, when it is steady.
+  const steady = find(first, data.length * 0.2);
+  let from = first.length ? first[Math.min(steady, first.length - 1)].from : 0;
+  let to = first.length ? first[Math.min(steady + 22, first.length - 1)].to : data.length;
+  let [lane, at] = [0, -1];
+  const least = 20;
+
   function draw() {
     const width = Math.max(detail.clientWidth, 200), left = innerWidth < 960 ? 74 : 102, high = 22, top = 18;
     const scale = (width - left) / (to - from);

@@ -40,7 +40,7 @@ pub fn section(cx: &Cx) -> Markup {
     html! {
         p { "What one all-gather puts together, straight into its buffers, before the unit is computed." }
         div.scroll {
-            table #units-table {
+            table.wraps #units-table {
                 thead { tr {
                     th scope="col" { "unit" } th.number scope="col" { "tensors" } th scope="col" { "over" } th scope="col" { "gathered as" }
                     th.number scope="col" { "shard" } th.number scope="col" { "gathered" } th scope="col" { "in" }

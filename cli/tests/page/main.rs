@@ -116,6 +116,10 @@ fn check_memory(browser: &mut Browser, plan: &Plan) {
     assert_eq!(by_purpose.iter().sum::<f64>(), live);
     let by_tensor = cells(browser, "#peak-tensors tbody tr", "bytes");
     assert_eq!(by_tensor.iter().sum::<f64>(), live);
+    let more = cells(browser, "#peak-more tbody tr", "bytes");
+    if let Some(others) = by_tensor.get(10) {
+        assert_eq!(more.iter().sum::<f64>(), *others, "all others are listed too");
+    }
     let script = "(() => { const plot = document.querySelector('.plot'); return JSON.parse(document.querySelector(\
                   '#memory-chart script').textContent)[+plot.dataset.peak].slice(1).reduce((a, b) => a + b) })()";
     assert_eq!(browser.eval(script).as_f64(), Some(live), "the curve is as high at its peak");
