@@ -343,3 +343,15 @@ fn a_loss_in_chunks_has_the_logits_of_one_in_memory() {
         assert_eq!(big(&chunks), big(&whole), "{mesh}");
     }
 }
+
+/// 32 layers and two passes over a mesh that shards heads and batch: 8 of 32 heads, one of two sequences.
+#[test]
+fn attentions_to_plan_ahead_are_listed_once() {
+    let plan = compile(&example("llama3-8b"), "2x4", &[]);
+    let found = runtime::backend::cuda::attention::attentions(&plan).unwrap();
+    let sizes: Vec<_> = found
+        .iter()
+        .map(|it| (it.backward, it.batch, it.s, it.t, it.heads, it.kv_heads, it.d, it.causal))
+        .collect();
+    assert_eq!(sizes, [false, true].map(|it| (it, 1, 4096, 4096, 8, 2, 128, true)));
+}

@@ -118,11 +118,7 @@ impl<'a> Walk<'a> {
                 DType::Bf16 | DType::I32 | DType::E4M3 | DType::E5M2 => self.compute_weight(node),
             },
             Op::Activation(_) => self.activation(node),
-            Op::Add(_) => {
-                if !self.pads(node) {
-                    self.add(node);
-                }
-            }
+            Op::Add(_) => self.add(node),
             Op::BiasAdd(_) => self.bias(node),
             Op::Embedding(_) => self.embedding(node),
             Op::CeStatsGrad(_) => self.cross_entropy(node),

@@ -30,6 +30,16 @@ fn the_same_model_compiles_to_the_same_bytes() {
     assert_eq!(folder.read("a.plan"), folder.read("b.plan"));
 }
 
+/// Heads of 16 are for a kernel of our own, so that nobody asks for cuDNN.
+#[test]
+fn attentions_that_no_library_does_are_not_planned_ahead() {
+    let folder = Folder::new("plan_attention", &[]);
+    folder.works("compile model.ron --mesh 2x2 -q");
+    let said = folder.works("doctor --plan-attention model.plan");
+    assert_eq!(said, "the plan has no attention that cuDNN does\n");
+    assert_eq!(folder.works("doctor --plan-attention model.plan --format json").trim(), "[]");
+}
+
 #[test]
 fn compile_counts_for_programs() {
     let folder = Folder::new("compile_json", &[]);

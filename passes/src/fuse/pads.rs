@@ -12,6 +12,9 @@ use smallvec::SmallVec;
 
 use super::Walk;
 
+/// Where a piece starts, the piece, and what pads it.
+type Piece = (u64, Value, Node);
+
 impl Walk<'_> {
     /// `node` is a sum; false if it is none of pieces that fill the dimension.
     pub(super) fn pads(&mut self, node: Node) -> bool {
@@ -23,8 +26,8 @@ impl Walk<'_> {
         true
     }
 
-    /// The dimension, and where pieces start, what they are and what pads them, in order.
-    fn pieces(&self, node: Node) -> Option<(usize, SmallVec<[(u64, Value, Node); 8]>)> {
+    /// The dimension, and the pieces in order.
+    fn pieces(&self, node: Node) -> Option<(usize, SmallVec<[Piece; 8]>)> {
         let graph = &*self.graph;
         let data = &graph.nodes[node];
         let result = data.results[0];
@@ -43,7 +46,7 @@ impl Walk<'_> {
             res.push((pad.start, graph.nodes[maker].inputs[0], maker));
         }
         let dim = along?;
-        res.sort_by_key(|it: &(u64, Value, Node)| it.0);
+        res.sort_by_key(|it: &Piece| it.0);
         let mut end = 0;
         for &(start, piece, _) in &res {
             if start != end {
