@@ -43,26 +43,18 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
     };
     for sections in PlanSection::TIMELINES {
         let at: Vec<(PlanSection, usize)> = plan.timeline(sections).map(|it| it.0).collect();
-        let spans = plan.spans(sections);
-        let mut deltas = vec![0_i64; at.len() + 1];
-        let spans = || spans.iter().filter_map(|it| Some((it.0, (*it.1)?)));
-        for (buffer, (first, last)) in spans() {
-            let bytes = plan.local_bytes(buffer) as i64;
-            deltas[first + usize::from(plan.takes_over(at[first], buffer))] += bytes;
-            deltas[last.saturating_add(1).min(at.len())] -= bytes;
-        }
-        let mut live = 0;
         let mut peak = None;
-        for (index, delta) in deltas.into_iter().enumerate().take(at.len()) {
-            live += delta;
-            if live as u64 > res.live_bytes {
-                res.live_bytes = live as u64;
+        for (index, live) in live_bytes(plan, sections, |_| true).into_iter().enumerate() {
+            if live > res.live_bytes {
+                res.live_bytes = live;
                 peak = Some(index);
             }
         }
         let Some(index) = peak else { continue };
         res.peak = Some(at[index]);
-        let live = spans().filter(|&(_, (first, last))| first <= index && index <= last);
+        let spans = plan.spans(sections);
+        let spans = spans.iter().filter_map(|it| Some((it.0, (*it.1)?)));
+        let live = spans.filter(|&(_, (first, last))| first <= index && index <= last);
         res.largest = live.map(|it| (it.0, plan.local_bytes(it.0))).collect();
         res.largest.sort_by_key(|&(buffer, bytes)| (std::cmp::Reverse(bytes), buffer.index()));
         res.largest.truncate(N_LARGEST);
@@ -70,9 +62,32 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
     res
 }
 
+/// Bytes of the step's arena that are live at each instruction of a timeline, of the buffers that count.
+pub fn live_bytes(
+    plan: &Plan,
+    sections: &[PlanSection],
+    counts: impl Fn(Buffer) -> bool,
+) -> Vec<u64> {
+    let at: Vec<(PlanSection, usize)> = plan.timeline(sections).map(|it| it.0).collect();
+    let mut deltas = vec![0_i64; at.len() + 1];
+    for (buffer, span) in plan.spans(sections).iter() {
+        let Some((first, last)) = span.filter(|_| counts(buffer)) else { continue };
+        let bytes = plan.local_bytes(buffer) as i64;
+        deltas[first + usize::from(plan.takes_over(at[first], buffer))] += bytes;
+        deltas[last.saturating_add(1).min(at.len())] -= bytes;
+    }
+    deltas.truncate(at.len());
+    let mut live = 0;
+    deltas.iter_mut().for_each(|it| {
+        live += *it;
+        *it = live;
+    });
+    deltas.into_iter().map(|it| it as u64).collect()
+}
+
 impl Plan {
     /// Whether `buffer`, made by an instruction, takes over the bytes of an operand of that.
-    fn takes_over(&self, (section, index): (PlanSection, usize), buffer: Buffer) -> bool {
+    pub fn takes_over(&self, (section, index): (PlanSection, usize), buffer: Buffer) -> bool {
         let data = &self.buffers[buffer];
         let reads = self.section(section)[index].reads();
         let mut others = reads.iter().filter(|&&it| it != buffer).map(|&it| &self.buffers[it]);
