@@ -14,6 +14,7 @@ mod reports;
 mod reshard;
 mod resume;
 mod streams;
+mod verify;
 
 use std::fs;
 use std::path::{Path, PathBuf};
