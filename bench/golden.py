@@ -19,6 +19,7 @@ OPTIONS = {
     "": [],
     "checkpointing": ["--set", "checkpoint=Full"],
     "2 micro-batches": ["--set", "micro_batches=2"],
+    "the loss in 3 chunks": ["--set", "layers[3].chunks=3"],
 }
 
 

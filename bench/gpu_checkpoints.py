@@ -60,7 +60,7 @@ def checkpoints(name, model, mesh, folder):
 
 print("| check | |\n|---|---|")
 for name, model in MODELS.items():
-    for mesh in ["1", "2x1", "1x2"][: 3 if gpus > 1 else 1]:
+    for mesh in ["1", "2x1", "1x2", "2x1x1"][: 4 if gpus > 1 else 1]:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 checkpoints(name, model, mesh, pathlib.Path(folder))

@@ -19,6 +19,7 @@ def recipe(name):
     return ["--set", f"recipe={name}()"]
 
 
+CHUNKS = ["--set", "layers[3].chunks=4"]
 ONE, FSDP, TP = (["--mesh", it, "--set", f"batch=Global({n})"] for it, n in [("1", 1), ("2x1", 2), ("1x2", 2)])
 WHOLE = ["--set", 'checkpoint=Recompute(["glu"])']
 AGAIN = ["--set", 'checkpoint=Recompute(["glu", "quantize", "transpose", "rms_norm"])']
@@ -30,6 +31,7 @@ CURRENT, DELAYED, BLOCK = map(recipe, ["Float8CurrentScaling", "DelayedScaling",
 # TransformerEngine and of PyTorch in bf16 in the table.
 CONFIGURATIONS = {
     "8-layers": (1, ONE + layers(8), ["--layers", "8"], False, None),
+    "8-layers-chunks": (1, ONE + layers(8) + CHUNKS, ["--layers", "8"], False, None),
     "8-layers-fsdp2": (2, FSDP + layers(8), ["--layers", "8"], False, None),
     "8-layers-tp2": (2, TP + layers(8), ["--layers", "8", "--tp", "2", "--bs", "2"], False, None),
     "8b-fsdp2": (2, FSDP + WHOLE, ["--layers", "32"], False, None),

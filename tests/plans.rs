@@ -311,3 +311,47 @@ fn a_checkpointed_layer_is_recomputed_from_its_own_input() {
     );
     assert!(plan.step_bytes < kept.step_bytes);
 }
+
+/// Logits of one chunk are in memory at a time, on one rank and where the vocabulary is in shards; and
+/// nothing more is sent but the statistics of the loss.
+#[test]
+fn a_loss_in_chunks_has_the_logits_of_one_in_memory() {
+    let bytes_of_logits = |plan: &Plan| -> u64 {
+        let spans = plan.spans(&[PlanSection::Step, PlanSection::Update]);
+        let logits: Vec<(usize, usize, u64)> = plan
+            .buffers
+            .iter()
+            .filter(|it| it.1.name.starts_with("lm_head.logits"))
+            .filter_map(|it| spans[it.0].map(|(from, to)| (from, to, plan.local_bytes(it.0))))
+            .collect();
+        // One that is made in the place of another starts where that ends.
+        let live = |at: usize| -> u64 {
+            logits.iter().filter(|it| it.0 < at && at <= it.1).map(|it| it.2).sum()
+        };
+        logits.iter().map(|it| live(it.1)).max().unwrap()
+    };
+    let source = example("llama3-8b");
+    for mesh in ["2x1", "2x4"] {
+        let whole = compile(&source, mesh, &[]);
+        let chunks = compile(&source, mesh, &[("layers[3].chunks", "8")]);
+        assert_eq!(bytes_of_logits(&chunks), bytes_of_logits(&whole) / 8, "{mesh}");
+        let big = |plan: &Plan| -> Vec<(String, &str, u64)> {
+            let all = Summary::of(plan).collectives.into_iter();
+            let big = all.filter(|it| it.kind != "all_reduce");
+            big.map(|it| (it.axes, it.kind, it.wire_bytes)).collect()
+        };
+        assert_eq!(big(&chunks), big(&whole), "{mesh}");
+    }
+}
+
+/// 32 layers and two passes over a mesh that shards heads and batch: 8 of 32 heads, one of two sequences.
+#[test]
+fn attentions_to_plan_ahead_are_listed_once() {
+    let plan = compile(&example("llama3-8b"), "2x4", &[]);
+    let found = runtime::backend::cuda::attention::attentions(&plan).unwrap();
+    let sizes: Vec<_> = found
+        .iter()
+        .map(|it| (it.backward, it.batch, it.s, it.t, it.heads, it.kv_heads, it.d, it.causal))
+        .collect();
+    assert_eq!(sizes, [false, true].map(|it| (it, 1, 4096, 4096, 8, 2, 128, true)));
+}

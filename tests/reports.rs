@@ -28,6 +28,8 @@ mod loss;
 mod quantization;
 #[path = "reports/random.rs"]
 mod random;
+#[path = "reports/redistribution.rs"]
+mod redistribution;
 #[path = "reports/tensor_parallel.rs"]
 mod tensor_parallel;
 #[path = "reports/tied.rs"]

@@ -213,3 +213,14 @@ fn reduction_after_the_last_micro_batch() {
         check_f32(mesh, &[TWO, last, WHOLE, FULL]);
     }
 }
+
+/// A loss in pieces of 10, 11 and 11 tokens.
+#[test]
+fn loss_in_chunks() {
+    let chunks = ("layers[3].chunks", "3");
+    for mesh in ["1", "4", "2x2", "2x4", "2x2x2"] {
+        check_f32(mesh, &[chunks]);
+        check_f32(mesh, &[chunks, TWO, FULL]);
+    }
+    check_bf16("2x4", &[chunks]);
+}

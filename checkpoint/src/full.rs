@@ -32,7 +32,7 @@ use crate::metadata::{
 };
 use crate::open::{Checkpoint, is_count, whole};
 use crate::pickle::Value;
-use crate::save::folder::{StepFolder, file_name};
+use crate::save::folder::{StepFolder, file_name, run_id};
 use crate::save::{Content, FileItem, ShardFile};
 
 /// A checkpoint that one process writes, tensor by tensor, each whole.
@@ -63,11 +63,12 @@ impl Writer {
     /// # Errors
     /// If the system refuses.
     pub fn create(root: &Path, step: u64) -> Result<Writer, CheckpointError> {
-        let folder = StepFolder::new(root, step, &format!("{:08x}", std::process::id()));
+        let folder = StepFolder::new(root, step, &run_id());
         folder.create()?;
         let folder = Unfinished(folder);
-        let file = ShardFile::create(&folder.0.temporary(), 0)?;
-        let metadata = Metadata { files: vec![file_name(0)], ..Metadata::default() };
+        let file = ShardFile::create(&folder.0, 0)?;
+        let save_id = Some(folder.0.save_id());
+        let metadata = Metadata { files: vec![file_name(0)], save_id, ..Metadata::default() };
         Ok(Writer { folder, file, metadata, at: 0 })
     }
 

@@ -25,7 +25,7 @@ use crate::metadata::{
 };
 use crate::pickle::Value;
 
-pub use folder::{Progress, StepFolder};
+pub use folder::{Progress, StepFolder, run_id};
 pub use shard::ShardFile;
 
 /// What is saved besides tensors, the same on all ranks.

@@ -5,16 +5,20 @@ use std::time::{Duration, Instant};
 
 use ir::Phase;
 use ir::graph::Move;
+use ir::meaning::Meaning;
 use ir::plan::{MemoryProfile, Plan, memory_profile};
 use ir::summary::{CollectiveTotal, Summary};
 use passes::{Dump, GRAPH_PASSES};
 use serde_json::json;
 
+use crate::diff::meaning_text;
 use crate::input::{self, File, Input, ModelArgs};
+use crate::limit::{self, Limit};
 use crate::lint::{self, Finding, Lint};
 use crate::moves;
 use crate::report::{self, Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::{Align, Table, bytes, elided, plural, short, wrapped};
+use crate::target::{self, Prediction, milliseconds};
 use crate::words::{describe, mesh_text, user_axes};
 
 /// Compiles a model for a mesh.
@@ -43,6 +47,13 @@ pub struct Args {
     /// Print the time of each pass.
     #[arg(long)]
     time_passes: bool,
+    /// Predict a step on this machine, and check its memory: a100, b200, cpu, h100, h200, or a profile of
+    /// your own (.ron).
+    #[arg(long, value_name = "TARGET")]
+    target: Option<String>,
+    /// Fail if a rank takes more, as in `140GiB`, and say what would take less.
+    #[arg(long, value_name = "SIZE", value_parser = target::size)]
+    mem_limit: Option<u64>,
     /// Make an error of a lint.
     #[arg(long, value_enum, value_name = "LINT")]
     deny: Vec<Lint>,
@@ -60,6 +71,8 @@ enum Emit {
     Local,
     /// Instructions over memory.
     Plan,
+    /// What the plan does, in a form that `planc diff` compares and that changes with it only.
+    Meaning,
 }
 
 impl Emit {
@@ -70,7 +83,7 @@ impl Emit {
             Emit::Sharded => Phase::Sharded,
             Emit::Explicit => Phase::Explicit,
             Emit::Local => Phase::Local,
-            Emit::Plan => return None,
+            Emit::Plan | Emit::Meaning => return None,
         };
         GRAPH_PASSES.iter().rev().find(|it| it.phases().1 == phase).map(|it| it.name())
     }
@@ -88,6 +101,7 @@ struct Compiled {
     moves: Vec<Move>,
     /// What GEMMs make that a recipe wants quantized and that are not, and why.
     unquantized: Vec<(String, String)>,
+    prediction: Option<Prediction>,
     times: Times,
 }
 
@@ -100,6 +114,7 @@ struct Times {
 /// Runs the command.
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
     check_passes(&args.dump_ir_after)?;
+    let target = args.target.as_deref().map(target::load).transpose()?;
     if args.emit.is_some() && ui.format == Format::Json {
         return Err(Failure::new("PL0609", "`--emit` prints a program, which has no JSON form")
             .help("leave out `--format json`, or leave out `--emit` for a summary in JSON"));
@@ -132,6 +147,12 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let compiled = result.map_err(|it| file.pass_failure(&it.error))?;
 
     let findings = lint::findings(&compiled);
+    // Otherwise they are part of the summary.
+    if ui.message_format == Some(Format::Json) {
+        for it in findings.iter().filter(|it| !args.deny.contains(&it.lint)) {
+            report::print_aside(&report::warning(ui, Some(it.lint.name()), &it.message()));
+        }
+    }
     let codegen::Compiled { plan, times, dumps, moves, unquantized, .. } = compiled;
     let times = Times { elaborate, passes: times, total };
     if let Some(emit) = args.emit {
@@ -142,6 +163,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         let text = match (text, emit) {
             (Some(dump), _) => dump.text.clone(),
             (None, Emit::Plan) => ir::text::print_plan(&plan),
+            (None, Emit::Meaning) => meaning_text(&Meaning::of(&plan))?,
             (None, _) => return Err(Failure::bug("the phase to emit was not reached")),
         };
         match &args.output {
@@ -155,9 +177,17 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     }
 
     deny(&args.deny, &findings)?;
+    let prediction = target.as_ref().map(|it| Prediction::of(&plan, it)).transpose()?;
+    let limit = args.mem_limit.or(target.as_ref().map(|it| it.memory.0 as u64));
+    if let Some(bytes) = limit {
+        let variant = (!file.is_program()).then(|| file.variant(&args.model)).transpose()?;
+        let limit = Limit { bytes, target: target.as_ref(), named: args.mem_limit.is_some() };
+        limit::check(&plan, &limit, variant.as_ref())?;
+    }
     input::write(&output, &ir::text::print_plan(&plan))?;
     let (summary, memory) = (in_users_words(&plan), memory_profile(&plan));
-    let compiled = Compiled { plan, summary, memory, findings, moves, unquantized, times };
+    let compiled =
+        Compiled { plan, summary, memory, findings, moves, unquantized, prediction, times };
     match ui.format {
         Format::Json => print_json(&compiled.json(&output)),
         Format::Text if ui.quiet => Ok(()),
@@ -318,6 +348,21 @@ impl Compiled {
             }
             res.push_str(&table.text());
         }
+        if let Some(it) = &self.prediction {
+            labelled(
+                &mut res,
+                "predicted",
+                &format!(
+                    "{} a step on {}: {:.1} % MFU, {} exposed communication of {}, {} tokens/s a rank",
+                    milliseconds(it.cost.seconds),
+                    it.target,
+                    100.0 * it.cost.mfu,
+                    milliseconds(it.cost.exposed_seconds),
+                    milliseconds(it.cost.communication_seconds),
+                    short(it.tokens_per_second as u64)
+                ),
+            );
+        }
         res.push_str(&self.collectives());
         let groups: Vec<String> = summary
             .amax_groups
@@ -379,7 +424,8 @@ impl Compiled {
     }
 
     fn json(&self, output: &Path) -> serde_json::Value {
-        let Compiled { plan, summary, memory, findings, moves, unquantized, times } = self;
+        let Compiled { plan, summary, memory, findings, moves, unquantized, prediction, times } =
+            self;
         let unquantized: Vec<_> =
             unquantized.iter().map(|(gemm, why)| json!({ "gemm": gemm, "why": why })).collect();
         let ms = |it: &Duration| it.as_secs_f64() * 1e3;
@@ -415,6 +461,7 @@ impl Compiled {
             "parameter_tensors": plan.params.len(),
             "summary": summary,
             "memory": { "total_bytes": memory.total_bytes(), "peak": peak },
+            "prediction": prediction,
             "lints": findings,
             "moves": moves::json(moves, &plan.mesh),
             "unquantized": unquantized,

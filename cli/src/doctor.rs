@@ -1,14 +1,17 @@
 //! `planc doctor`: what this machine has for running plans on GPUs, and how to get what is missing.
 
 use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 
 use runtime::RunError;
+use runtime::backend::cuda::attention;
 use runtime::backend::cuda::check::{CheckLine, Summary as CheckSummary, check_ops};
 use runtime::backend::cuda::doctor::{self, Gpu, Link, Report};
 use runtime::backend::cuda::driver::Device;
 use runtime::backend::cuda::library;
 use serde_json::json;
 
+use crate::input::{self, File, ModelArgs};
 use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::{WIDTH, bytes, plural, wrapped};
 
@@ -20,10 +23,28 @@ pub struct Args {
     /// Also run every op on GPU 0 and compare it with its reference; `-v` lists all of them.
     #[arg(long)]
     check: bool,
+    /// Let cuDNN plan the attentions of a plan, and keep that for its first run: for a GPU that need not be
+    /// here, an H200 unless `--gpu` names another.
+    #[arg(long, value_name = "MODEL.plan", conflicts_with = "check")]
+    plan_attention: Option<PathBuf>,
+    /// The GPU to plan for, as `--gpu-properties` printed it there.
+    #[arg(long, value_name = "FILE.json", requires = "plan_attention")]
+    gpu: Option<PathBuf>,
+    /// Print what cuDNN must know of GPU 0 to plan for it elsewhere.
+    #[arg(long, conflicts_with_all = ["check", "plan_attention"])]
+    gpu_properties: bool,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
+    if args.gpu_properties {
+        let json = Device::open(0).and_then(attention::properties).map_err(runtime_failure)?;
+        print(&format!("{json}\n"));
+        return Ok(());
+    }
+    if let Some(path) = &args.plan_attention {
+        return plan_attention(path, args.gpu.as_deref(), ui);
+    }
     let report = doctor::report();
     match ui.format {
         Format::Text => print(&text(&report)),
@@ -36,6 +57,38 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     if args.check { check(ui) } else { Ok(()) }
 }
 
+fn runtime_failure(it: RunError) -> Box<Failure> {
+    Failure::new(it.code(), it.to_string())
+}
+
+/// Plans the attentions of a plan.
+fn plan_attention(path: &Path, gpu: Option<&Path>, ui: &Ui) -> Outcome {
+    let plan = input::plan(path, &ModelArgs::default())?;
+    let properties = match gpu {
+        Some(path) => File::read(path)?.text,
+        None => attention::H200.to_string(),
+    };
+    let planned = attention::plan_ahead(&plan, &properties).map_err(runtime_failure)?;
+    if ui.format == Format::Json {
+        let rows = planned.iter().map(|(shape, it)| {
+            let why = it.as_ref().err().map(ToString::to_string);
+            json!({ "attention": shape.to_string(), "scratch_bytes": it.as_ref().ok(), "refused": why })
+        });
+        return print_json(&json!(rows.collect::<Vec<_>>()));
+    }
+    for (shape, it) in &planned {
+        let what = match it {
+            Ok(scratch) => format!("planned, {} of scratch", bytes(*scratch)),
+            Err(why) => format!("a kernel of our own: {why}"),
+        };
+        print(&format!("{shape}: {what}\n"));
+    }
+    if planned.is_empty() {
+        print("the plan has no attention that cuDNN does\n");
+    }
+    Ok(())
+}
+
 /// Runs every op on the first GPU.
 fn check(ui: &Ui) -> Outcome {
     let mut report = |line: &CheckLine| {
@@ -44,7 +97,7 @@ fn check(ui: &Ui) -> Outcome {
         }
     };
     let device = Device::open(0).and_then(|it| check_ops(it, &mut report));
-    let summary = device.map_err(|it| Failure::new(it.code(), it.to_string()))?;
+    let summary = device.map_err(runtime_failure)?;
     let CheckSummary { n_checked, n_failed } = summary;
     if ui.format == Format::Json {
         print(&format!("{}\n", json!({ "checked": n_checked, "failed": n_failed })));

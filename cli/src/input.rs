@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ir::Graph;
-use ir::model::{At, MeshSpec, ModelError};
+use ir::model::{At, MeshSpec, Model, ModelError};
 use ir::plan::Plan;
 use ir::text::{ParseError, Program};
 use ir::verify::{Place, Proof, VerifyError};
 use passes::PassError;
 
 use crate::report::{Failure, Outcome};
+use crate::variants::Variant;
 
 /// Options of everything that takes a model.
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -69,7 +70,11 @@ impl PlanArgs {
 
 /// The plan in a file, compiled first if the file is a model or IR.
 pub fn plan(path: &Path, model: &ModelArgs) -> Outcome<Plan> {
-    let file = File::read(path)?;
+    plan_in(&File::read(path)?, model)
+}
+
+/// The same, of a file that has been read.
+pub fn plan_in(file: &File<'_>, model: &ModelArgs) -> Outcome<Plan> {
     match file.input(model)? {
         Input::Plan(plan) => Ok(plan),
         Input::Graph(graph, _) => match codegen::compile(graph, &model.options()) {
@@ -174,7 +179,8 @@ impl File<'_> {
         })
     }
 
-    fn is_program(&self) -> bool {
+    /// Whether it holds IR or a plan, not a model.
+    pub fn is_program(&self) -> bool {
         let name = self.path.extension().and_then(|it| it.to_str()).unwrap_or_default();
         let mut lines = self.text.lines().map(str::trim_start);
         let first = lines.find(|it| !it.is_empty() && !it.starts_with(';'));
@@ -183,16 +189,27 @@ impl File<'_> {
     }
 
     fn model(&self, args: &ModelArgs) -> Outcome<Graph> {
+        let variant = self.variant(args)?;
+        let failure = |it: ModelError| self.overridden_failure(&it, &args.overrides);
+        ir::model::elaborate(&variant.model, &variant.mesh).map_err(failure)
+    }
+
+    /// The model with its mesh and options.
+    pub fn variant(&self, args: &ModelArgs) -> Outcome<Variant> {
         let mesh = args.mesh.as_deref().ok_or_else(|| {
             let message = format!("`{}` is a model, and a model needs a mesh", self.path.display());
             Failure::new("PL0605", message)
                 .help("add `--mesh 1` for one rank, `--mesh 8`, `--mesh 2x4` or `--mesh dp=2,tp=4`")
         })?;
+        let model = self.parsed(args)?;
+        let mesh = MeshSpec::parse(mesh).map_err(|it| self.model_failure(&it))?;
+        Ok(Variant { model, mesh, options: args.options() })
+    }
+
+    /// The model, with what `--set` replaces.
+    pub fn parsed(&self, args: &ModelArgs) -> Outcome<Model> {
         let failure = |it: ModelError| self.overridden_failure(&it, &args.overrides);
-        let overrides = overrides(&args.overrides)?;
-        let model = ir::model::parse_with(&self.text, &overrides).map_err(failure)?;
-        let mesh = MeshSpec::parse(mesh).map_err(failure)?;
-        ir::model::elaborate(&model, &mesh).map_err(failure)
+        ir::model::parse_with(&self.text, &overrides(&args.overrides)?).map_err(failure)
     }
 
     /// A plan or IR is for one mesh; `--mesh` may repeat it.

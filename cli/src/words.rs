@@ -25,23 +25,9 @@ pub fn refinements(mesh: &Mesh) -> Vec<String> {
     res
 }
 
-/// Axes in `text`, with all parts of one axis together written as that axis:
-/// `tp_kv, tp_rep` -> `tp`, `[tp_kv.tp_rep.dp, _]` -> `[tp.dp, _]`.
+/// [`Mesh::in_user_axes`].
 pub fn user_axes(mesh: &Mesh, text: &str, separator: &str) -> String {
-    let mut res = text.to_string();
-    for (name, _) in mesh.user_axes() {
-        let parts = parts(mesh, name);
-        if !parts.is_empty() {
-            res = res.replace(&parts.join(separator), name);
-        }
-    }
-    res
-}
-
-/// Names of the axes that `name` was cut into; none if it was not.
-fn parts<'a>(mesh: &'a Mesh, name: &str) -> Vec<&'a str> {
-    let parts = mesh.axes.iter().filter(|it| it.part_of.as_deref() == Some(name));
-    parts.map(|it| it.name.as_str()).collect()
+    mesh.in_user_axes(text, separator)
 }
 
 /// `model.layers.3.mlp.act` -> `model.layers.*.mlp.act`.
@@ -49,6 +35,29 @@ pub fn fold(name: &str) -> String {
     let part =
         |it: &str| if it.bytes().all(|it| it.is_ascii_digit()) { "*" } else { it }.to_string();
     name.split('.').map(part).collect::<Vec<_>>().join(".")
+}
+
+/// The number of the layer that a name is of, if it is of one: 3 for `model.layers.3.mlp.act`.
+pub fn layer(name: &str) -> Option<u64> {
+    let (path, _) = name.rsplit_once('.')?;
+    path.split('.').find_map(|it| it.parse().ok())
+}
+
+/// `0-125`, `0, 5-7`.
+pub fn numbers(numbers: &[u64]) -> String {
+    let mut res: Vec<(u64, u64)> = Vec::new();
+    for &it in numbers {
+        match res.last_mut() {
+            Some((_, last)) if *last + 1 == it => *last = it,
+            _ => res.push((it, it)),
+        }
+    }
+    let text = |&(a, b): &(u64, u64)| match b - a {
+        0 => a.to_string(),
+        1 => format!("{a}, {b}"),
+        _ => format!("{a}-{b}"),
+    };
+    res.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
 /// `` `matmul` making `h` ``.
@@ -70,6 +79,13 @@ pub fn describe(plan: &Plan, section: PlanSection, index: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_layer_is_a_number_inside_a_name() {
+        assert_eq!(layer("model.layers.3.mlp.act"), Some(3));
+        assert_eq!(layer("model.norm.grad.2"), None);
+        assert_eq!(numbers(&[0, 1, 2, 5, 7, 8]), "0-2, 5, 7, 8");
+    }
 
     #[test]
     fn parts_of_an_axis_are_called_by_its_name() {

@@ -9,7 +9,9 @@
 pub mod amax;
 pub mod build;
 pub mod checkpoint;
+pub mod cost;
 pub mod graph;
+pub mod meaning;
 pub mod model;
 pub mod ops;
 pub mod placement;

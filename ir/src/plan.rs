@@ -332,6 +332,20 @@ impl Plan {
         data.sharding.local_elements(&data.ty.shape, &self.mesh) * data.ty.dtype.bytes()
     }
 
+    /// Communicators over which ranks meet, in order.
+    pub fn meeting_comms(&self) -> Vec<Comm> {
+        let mut used = vec![false; self.comms.len()];
+        for instruction in self.sections.iter().flatten() {
+            if let Instruction::Collective { kind, comm, .. } = instruction
+                && !kind.is_local()
+                && self.mesh.set_size(self.comms[*comm]) > 1
+            {
+                used[comm.as_u32() as usize] = true;
+            }
+        }
+        self.comms.keys().filter(|it| used[it.as_u32() as usize]).collect()
+    }
+
     /// The buffer of this name.
     pub fn buffer(&self, name: &str) -> Option<Buffer> {
         self.buffers.iter().find(|it| it.1.name == name).map(|it| it.0)

@@ -436,3 +436,18 @@ pub struct AttentionShape {
     /// Factor of the scores.
     pub scale: f32,
 }
+
+/// Without the scale, which no library's plan depends on: it is read when it runs.
+impl fmt::Display for AttentionShape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let &AttentionShape { backward, dtype, batch, s, t, heads, kv_heads, d, causal, scale: _ } =
+            self;
+        let pass = if backward { "gradient" } else { "forward" };
+        let mask = if causal { "causal" } else { "full" };
+        write!(
+            f,
+            "{pass} {mask} {}, {batch} sequences of {s} by {t}, {heads} by {kv_heads} heads of {d}",
+            dtype.name()
+        )
+    }
+}

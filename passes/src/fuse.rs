@@ -6,6 +6,7 @@
 //! bias_add (matmul), b                matmul with a bias
 //! activation matmul                   matmul with a gelu, which gives the sum as well
 //! add x, (norm_grad).dx               norm_grad with a residual
+//! add (pad_dim x), (pad_dim y)        concat x, y, where they fill the dimension
 //! ce_stats_grad (ce_loss_grad), ..    cross_entropy, with the loss and all before it
 //! transpose quantize                  quantize that gives both copies
 //! quantize (norm x), (delayed_scale)  norm that gives codes; so activations, glus and their gradients
@@ -32,6 +33,7 @@ mod codes;
 mod cross_entropy;
 mod embedding;
 mod glu;
+mod pads;
 mod widen;
 
 use cranelift_entity::SecondaryMap;

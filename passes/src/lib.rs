@@ -10,6 +10,7 @@ pub mod cse;
 pub mod dce;
 pub mod fuse;
 pub mod insert_collectives;
+pub mod interleave_chunks;
 pub mod localize;
 pub mod plan_memory;
 pub mod propagate_shardings;
@@ -27,6 +28,7 @@ pub use cse::Cse;
 pub use dce::Dce;
 pub use fuse::Fuse;
 pub use insert_collectives::InsertCollectives;
+pub use interleave_chunks::InterleaveChunks;
 pub use localize::Localize;
 pub use pass::{Dump, Ir, Pass, PassError, PassManager};
 pub use plan_memory::PlanMemory;
@@ -48,6 +50,7 @@ pub const GRAPH_PASSES: &[&dyn Pass<Graph>] = &[
     &Rematerialize,
     &Dce,
     &Fuse,
+    &InterleaveChunks,
     &BatchCollectives,
     &Localize,
 ];

@@ -57,6 +57,7 @@ impl Pass<Graph> for PropagateShardings {
             data.pinned = true;
         }
         settle_leaves(graph);
+        let terms = terms(graph);
         let order = std::mem::take(&mut graph.order);
         let mut placed = SecondaryMap::new();
         for param in &graph.params {
@@ -70,6 +71,7 @@ impl Pass<Graph> for PropagateShardings {
             builder,
             placed,
             copies: SecondaryMap::new(),
+            terms,
             known: FxHashMap::default(),
             prices: RefCell::default(),
             cost: CommCost::default(),
@@ -80,6 +82,21 @@ impl Pass<Graph> for PropagateShardings {
         graph.phase = Phase::Sharded;
         Ok(())
     }
+}
+
+/// By contribution to a gradient: how many are added up, to be reduced once if all are partial.
+fn terms(graph: &Graph) -> SecondaryMap<Value, u32> {
+    let mut res = SecondaryMap::new();
+    for &node in &graph.order {
+        let data = &graph.nodes[node];
+        let like = |it: Value| graph.values[it].like;
+        if matches!(data.op, Op::Add(_)) && like(data.results[0]).is_some() {
+            let alike = data.inputs.iter().all(|&it| like(it) == like(data.results[0]));
+            let n = if alike { data.inputs.len() as u32 } else { 1 };
+            data.inputs.iter().for_each(|&it| res[it] = n);
+        }
+    }
+    res
 }
 
 /// What is stored to a state lives where the state does.
@@ -150,6 +167,8 @@ struct Walk<'a> {
     placed: SecondaryMap<Value, bool>,
     /// Other layouts of each value that exist already.
     copies: SecondaryMap<Value, SmallVec<[Value; 2]>>,
+    /// See [`terms`].
+    terms: SecondaryMap<Value, u32>,
     /// Choices made, by everything that they depend on: identical layers cost one search.
     known: FxHashMap<u64, Assignment>,
     /// Seconds of moves between shardings of a type.
@@ -240,6 +259,7 @@ impl Walk<'_> {
             value.ty.hash(&mut hasher);
             value.sharding.hash(&mut hasher);
             value.like.map(|it| &graph.values[it].sharding).hash(&mut hasher);
+            self.terms[result].hash(&mut hasher);
         }
         hasher.finish()
     }
@@ -335,7 +355,8 @@ impl Walk<'_> {
                 Some(pin) => self.seconds(&natural, pin, graph.ty(result))?,
                 None => {
                     let whole = natural.without_partial();
-                    LATER_SHARE * self.seconds(&natural, &whole, graph.ty(result))?
+                    let later = LATER_SHARE * self.seconds(&natural, &whole, graph.ty(result))?;
+                    later / f64::from(self.terms[result].max(1))
                 }
             };
             let shape = natural.local_shape(&graph.ty(result).shape, mesh);

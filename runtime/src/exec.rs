@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ir::plan::{Buffer, Event, PlanSection, Stream};
+use ir::plan::{Buffer, Comm, Event, PlanSection, Stream};
 
 use crate::bind::{At, BoundInstruction, BoundPlan, CollectiveCall, ComputeCall, CopyCall};
 use crate::error::RunError;
@@ -31,6 +31,9 @@ pub trait Backend {
     }
     /// The content of a buffer from byte `offset` on. Nothing is queued.
     fn read_at(&self, buffer: Buffer, offset: usize, bytes: &mut [u8]) -> Result<(), RunError>;
+    /// Replaces the content of a buffer with that of member `root` of this rank's group of `comm`; all
+    /// members call it, for the same buffers in the same order. Nothing is queued.
+    fn broadcast(&mut self, buffer: Buffer, comm: Comm, root: usize) -> Result<(), RunError>;
     /// The instruction at work, or that failed.
     fn at(&self) -> Option<At>;
     /// From now on, whether the time of each instruction is kept. Keeping it takes time itself.
@@ -79,6 +82,13 @@ pub struct MemoryUse {
     pub other: u64,
     /// What `other` is declared never to exceed.
     pub other_declared: u64,
+}
+
+impl MemoryUse {
+    /// All of it.
+    pub fn bytes(&self) -> u64 {
+        self.arenas + self.workspace + self.other
+    }
 }
 
 /// Runs a section and waits until it is done.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use checkpoint::Checkpoint;
 use checkpoint::pickle::Value;
 use ir::plan::{Plan, Role};
-use runtime::{Event, LoadOptions, RunError, SaveOptions, Session, TrainOptions};
+use runtime::{Event, LoadOptions, LoadReport, RunError, SaveOptions, Session, TrainOptions};
 
 /// A Llama of two layers. Few of its sizes are divisible by more than two, and half of its parameters do
 /// not decay.
@@ -73,19 +73,23 @@ pub struct Trained {
     pub warnings: Vec<String>,
     /// What was said of each checkpoint that was saved.
     pub saved: Vec<PathBuf>,
+    /// What was said of the one that was loaded.
+    pub loaded: Option<LoadReport>,
 }
 
 pub fn try_train(plan: &Plan, options: &TrainOptions) -> Result<Trained, RunError> {
     let (mut losses, mut warnings, mut saved) = (BTreeMap::new(), Vec::new(), Vec::new());
+    let mut loaded = None;
     let session = runtime::train(plan, options, |event| match event {
         Event::Step(it) => {
             losses.insert(it.step, it.loss.unwrap());
         }
         Event::Warning(it) => warnings.push(it.to_string()),
         Event::Saved(it) => saved.push(it.path.clone()),
-        Event::Loaded(_) => (),
+        Event::Loaded(it) => loaded = Some(it.clone()),
+        Event::RolledBack(_) => (),
     })?;
-    Ok(Trained { session, losses, warnings, saved })
+    Ok(Trained { session, losses, warnings, saved, loaded })
 }
 
 #[track_caller]

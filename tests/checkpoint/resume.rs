@@ -33,11 +33,15 @@ fn check(test: &str, vocab: &str, from: &str, to: &[&str]) {
         let what = format!("vocab {vocab}, {from} to {mesh}");
         let plan = compile(SMALL, mesh, &set);
         // Nothing is left to train: what the session holds is what was loaded.
-        let loaded = state(&train_to(&plan, SAVED, Some(&folder)).session);
+        let at_rest = train_to(&plan, SAVED, Some(&folder));
+        let loaded = state(&at_rest.session);
         assert_eq!(loaded.len(), expect.len(), "{what}");
         for (name, bits) in &loaded {
             assert!(*bits == expect[name], "{what}: `{name}` is not what was saved");
         }
+        let elements: usize = loaded.values().map(Vec::len).sum();
+        let read = at_rest.loaded.expect("it was loaded").bytes;
+        assert_eq!(read, elements as u64 * 4, "{what}: each byte is read once, by one rank");
         let resumed = train_to(&plan, STEPS, Some(&folder.join("step-10")));
         assert_eq!(resumed.warnings, [""; 0], "{what}");
         assert!(resumed.losses.keys().copied().eq(SAVED + 1..=STEPS), "{what}");

@@ -18,8 +18,9 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use ir::random::stream_key;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::error::CheckpointError;
@@ -28,6 +29,12 @@ use crate::error::CheckpointError;
 pub const METADATA: &str = ".metadata";
 /// The file that names the newest checkpoint of a run.
 pub const LATEST: &str = "latest";
+
+/// A name for a run that no other run has.
+pub fn run_id() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_nanos());
+    format!("{:08x}", stream_key(&format!("{now} {}", std::process::id())) as u32)
+}
 
 /// One checkpoint on its way into a folder.
 #[derive(Debug, Clone)]

@@ -3,12 +3,12 @@
 use std::fs::File;
 use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crc32fast::Hasher;
 use rustix::fs::{Advice, fadvise};
 
-use super::folder::{file_name, write_synced};
+use super::folder::{StepFolder, file_name, write_synced};
 use super::{Content, FileItem};
 use crate::archive::tensor_item;
 use crate::dtype::StoredType;
@@ -33,21 +33,16 @@ pub struct ShardFile {
     /// How much of it is on its way to disk.
     pushed: u64,
     sums: Vec<Sum>,
-    save: Option<String>,
+    save: String,
 }
 
 impl ShardFile {
-    /// Starts the file of a rank in a folder.
-    pub fn create(folder: &Path, rank: u64) -> Result<ShardFile, CheckpointError> {
-        let path = folder.join(file_name(rank));
+    /// Starts the file of a rank.
+    pub fn create(folder: &StepFolder, rank: u64) -> Result<ShardFile, CheckpointError> {
+        let path = folder.temporary().join(file_name(rank));
         let file = File::create(&path).map_err(|it| CheckpointError::io("write", &path, &it))?;
-        let buffer = Vec::with_capacity(BUFFER);
-        Ok(ShardFile { file, path, buffer, written: 0, pushed: 0, sums: Vec::new(), save: None })
-    }
-
-    /// Says beside the file which save it is of: [`super::StepFolder::save_id`].
-    pub fn of_save(self, id: String) -> ShardFile {
-        ShardFile { save: Some(id), ..self }
+        let (buffer, save) = (Vec::with_capacity(BUFFER), folder.save_id());
+        Ok(ShardFile { file, path, buffer, written: 0, pushed: 0, sums: Vec::new(), save })
     }
 
     /// Adds the next item. `data` gives its elements to what it is called with, piece by piece: those of
@@ -112,9 +107,7 @@ impl ShardFile {
         self.flush()?;
         self.file.sync_all().map_err(|it| CheckpointError::io("write", &self.path, &it))?;
         let mut text = Vec::new();
-        if let Some(id) = &self.save {
-            sums::write_head(id, &mut text).expect("memory takes what is written");
-        }
+        sums::write_head(&self.save, &mut text).expect("memory takes what is written");
         sums::write(&self.sums, &mut text).expect("memory takes what is written");
         let name = self.path.file_name().expect("it has a name").to_string_lossy();
         write_synced(&self.path.with_file_name(sums::file_name(&name)), &text)

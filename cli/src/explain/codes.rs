@@ -730,6 +730,46 @@ pub const CODES: &[Code] = &[
         fix: "Report it, with the plan. `planc doctor --check` shows whether the op is wrong by itself.",
     },
     Code {
+        code: "PL0650",
+        title: "an unknown target",
+        text: "`--target` takes the name of a profile that comes with planc, or a file with one of your own: a \
+               machine's rates, bandwidths and memory, as the cost model needs them.",
+        example: "planc compile model.ron --mesh 8 --target v100.",
+        fix: "Name one of the list, or write a profile as docs/cost.md describes it.",
+    },
+    Code {
+        code: "PL0651",
+        title: "a profile that cannot be read",
+        text: "The file is no RON, lacks a field or has one too many, or has a number that makes no sense: a rate of \
+               0, or two measurements of a collective of which the larger has the lower bandwidth.",
+        example: "bandwidth: (0, Assumed(\"to be measured\")).",
+        fix: "Correct what the message names; ir/profiles/h200.ron has every field.",
+    },
+    Code {
+        code: "PL0652",
+        title: "a plan that takes more memory than there is",
+        text: "A rank needs more bytes than `--mem-limit` allows, or than `--target` has. The report names the \
+               moment of the peak, the tensors that are there then, and choices that take less, each compiled, with \
+               its own peak. With a target, what it takes beside the plan counts: context, modules, communicators.",
+        example: "planc compile llama3-70b.ron --mesh 8 --target h100.",
+        fix: "Make one of the choices that fit, use more ranks, or allow more.",
+    },
+    Code {
+        code: "PL0653",
+        title: "a target that lacks a kind of GEMM",
+        text: "The recipe has GEMMs in FP8, and the profile has no rate for them: the machine cannot run the plan.",
+        example: "planc compile llama-tiny-fp8.ron --mesh 8 --target a100.",
+        fix: "Train without the recipe there, or name a machine that multiplies in FP8.",
+    },
+    Code {
+        code: "PL0654",
+        title: "no mesh to compare",
+        text: "`planc sweep` compiles a model for every sensible mesh of so many GPUs, and none of them has a plan. \
+               The report has each mesh with what is in its way.",
+        example: "planc sweep model.ron --gpus 64 --target h200, of a model with a batch of 2.",
+        fix: "Change what the reasons name; a batch that all meshes divide is `--set batch=PerReplica(1)`.",
+    },
+    Code {
         code: "PL0701",
         title: "no checkpoint",
         text: "A checkpoint is a folder with the index `.metadata`, a folder whose file `latest` names \

@@ -152,6 +152,15 @@ fn a_whole_state_is_resumed_from_one_file() {
     let expect = losses(&folder, &format!("{line} ckpt"));
     assert_eq!(losses(&folder, &format!("{line} copy")), expect);
     assert_eq!(expect.len(), 2);
+
+    // A file of another import fits in all but that: it is no part of this one.
+    folder.works("ckpt import full full.safetensors -o other");
+    for name in ["__0_0.distcp", "__0_0.distcp.sums"] {
+        let at = |of: &str| folder.0.join(of).join("step-3").join(name);
+        std::fs::copy(at("other"), at("copy")).unwrap();
+    }
+    let ran = folder.planc("ckpt verify copy");
+    assert!(ran.code == 1 && ran.stdout.contains("another save"), "{}{}", ran.stdout, ran.stderr);
 }
 
 /// TransformerEngine's fused QKV and gated fc1, as two ranks saved them, into a model under Llama's names;

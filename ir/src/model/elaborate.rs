@@ -16,7 +16,7 @@ use super::range::{Fields, MAX_SIZE, too_large};
 use super::schema::{Batch, Model, Ordered, Units};
 use crate::build::BuildError;
 use crate::graph::{AfterForward, Checkpoint, Def, Scope, ScopeData, Training};
-use crate::ops::{Cast, Op};
+use crate::ops::{Cast, Op, SliceDim};
 use crate::placement::{DimLayout, Sharding};
 use crate::quant::Recipe;
 use crate::run::Run;
@@ -93,9 +93,15 @@ fn vocab(graph: &Graph) -> Option<u64> {
             // No other op looks ids up.
             _ => return None,
         };
-        sizes.copied().filter(|_| graph.values[ids].def == Def::Input)
+        sizes.copied().filter(|_| graph.values[whole(graph, ids)].def == Def::Input)
     });
     looked_up.min()
+}
+
+/// What `value` is a piece of.
+fn whole(graph: &Graph, value: Value) -> Value {
+    let node = graph.producer(value).map(|it| &graph.nodes[it]);
+    node.filter(|it| matches!(it.op, Op::SliceDim(_))).map_or(value, |it| it.inputs[0])
 }
 
 /// Weights, activations and gradients are real numbers.
@@ -448,6 +454,33 @@ impl<'a> Cx<'a> {
             }
         }
         Ok(res)
+    }
+
+    /// `value`, `[b, s, ..]`, cut into `n` pieces along the sequence, with what to add to a name of a piece.
+    pub fn chunks(
+        &mut self,
+        name: &str,
+        value: Value,
+        n: u64,
+    ) -> Result<SmallVec<[(String, Value); 1]>, ModelError> {
+        if n == 1 {
+            return Ok(smallvec![(String::new(), value)]);
+        }
+        let size = self.ty(value).shape.get(1).copied().unwrap_or(1);
+        if n > size {
+            let (field, found) = ("chunks".to_string(), n.to_string());
+            let expected = format!("at most the {size} tokens of a sequence");
+            return Err(self.error("chunks", Problem::Range { field, found, expected }));
+        }
+        let start = |i: u64| (u128::from(size) * u128::from(i) / u128::from(n)) as u64;
+        (0..n)
+            .map(|i| {
+                let op = SliceDim { dim: 1, start: start(i), len: start(i + 1) - start(i) };
+                let part = format!(".{i}");
+                let piece = self.op(&format!("{name}{part}"), op, &[value])?;
+                Ok((part, piece))
+            })
+            .collect()
     }
 
     /// What to call the module at hand in a message.

@@ -8,7 +8,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::PlacementError;
 use super::layout::{Digit, DimLayout, Runs};
-use super::mesh::{Axis, AxisSet, Mesh};
+use super::mesh::{Axis, AxisSet, Coord, Mesh};
 
 /// How partial values become the value.
 #[derive(
@@ -174,10 +174,20 @@ impl Sharding {
     /// `salt` tells tensors apart (say, by their position among the parameters), so that the work
     /// spreads over the copies; so do the shards of one tensor.
     pub fn owns(&self, coord: &[u32], mesh: &Mesh, salt: u64) -> bool {
-        let sharded = self.sharded_axes();
-        let copies = mesh.all().minus(sharded);
-        let shard = mesh.index_in(sharded, coord);
-        mesh.index_in(copies, coord) == salt.wrapping_add(shard) % mesh.set_size(copies)
+        let copies = mesh.all().minus(self.sharded_axes());
+        mesh.index_in(copies, coord) == self.turn(coord, mesh, salt, copies)
+    }
+
+    /// The coordinate whose turn it is, of those that differ from `coord` over `copies` only, none of which
+    /// shards: the one that [`owns`](Sharding::owns), where these are all copies there are.
+    pub fn owner(&self, coord: &[u32], mesh: &Mesh, salt: u64, copies: AxisSet) -> Coord {
+        let turn = self.turn(coord, mesh, salt, copies);
+        mesh.group_of(copies, coord).nth(turn as usize).expect("a turn is less than their number")
+    }
+
+    fn turn(&self, coord: &[u32], mesh: &Mesh, salt: u64, copies: AxisSet) -> u64 {
+        let shard = mesh.index_in(self.sharded_axes(), coord);
+        salt.wrapping_add(shard) % mesh.set_size(copies)
     }
 
     /// Whether this is a layout of a tensor of `shape` on `mesh`.

@@ -149,6 +149,15 @@ pub enum Transfer {
         /// The reduction.
         op: ReduceOp,
     },
+    /// `ncclBroadcast`, in place.
+    Broadcast {
+        /// What it is on the root, and will be on all.
+        place: Place,
+        /// Who has it.
+        root: u64,
+        /// How much.
+        bytes: u64,
+    },
     /// `ncclSend`.
     Send {
         /// Source.

@@ -24,6 +24,9 @@ struct Link {
 
 impl Walk<'_> {
     pub(super) fn add(&mut self, node: Node) {
+        if self.pads(node) {
+            return;
+        }
         let Some((mut sum, links)) = self.chain(node) else { return };
         let result = self.graph.nodes[node].results[0];
         let (at, _) = self.place(node);

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
-use ir::plan::{Buffer, Event, PlanSection, Stream};
+use ir::plan::{Buffer, Comm, Event, PlanSection, Stream};
 use ir::{DType, Op};
 
 use crate::backend::cuda::check::{CODES_TOLERANCE, FAST_TOLERANCE};
@@ -204,6 +204,11 @@ impl Backend for CompareBackend {
 
     fn read_at(&self, buffer: Buffer, offset: usize, bytes: &mut [u8]) -> Result<(), RunError> {
         self.tested.read_at(buffer, offset, bytes)
+    }
+
+    fn broadcast(&mut self, buffer: Buffer, comm: Comm, root: usize) -> Result<(), RunError> {
+        self.tested.broadcast(buffer, comm, root)?;
+        self.reference.broadcast(buffer, comm, root)
     }
 
     fn at(&self) -> Option<At> {

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytemuck::AnyBitPattern;
-use cranelift_entity::SecondaryMap;
+use cranelift_entity::{EntityRef, SecondaryMap};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use ir::DType;
 use ir::ops::{LocalCx, View, ViewMut};
 use ir::placement::{ReduceOp, for_each_copy};
-use ir::plan::{Arena, Buffer, Event, PlanSection, Role, Stream};
+use ir::plan::{Arena, Buffer, Comm, Event, PlanSection, Role, Stream};
 use ir::quant::Format;
 use smallvec::SmallVec;
 
@@ -365,6 +365,19 @@ impl Backend for CpuBackend {
     fn read_at(&self, buffer: Buffer, offset: usize, bytes: &mut [u8]) -> Result<(), RunError> {
         let all = self.memory.bytes(&self.plan.buffers[buffer]);
         bytes.copy_from_slice(&all[offset..offset + bytes.len()]);
+        Ok(())
+    }
+
+    fn broadcast(&mut self, buffer: Buffer, comm: Comm, root: usize) -> Result<(), RunError> {
+        let (bound, group) = (&self.plan.buffers[buffer], &self.plan.groups[comm]);
+        let mut post = Bytes::default();
+        if group.index == root {
+            post.assign(self.memory.bytes(bound));
+        }
+        let place = (comm, group.id, group.index);
+        let at = At { section: PlanSection::Prepare, index: buffer.index() };
+        let posts = self.world.exchange(place, at, Arc::new(vec![post]))?;
+        self.memory.bytes_mut(bound).copy_from_slice(posts[root][0].all());
         Ok(())
     }
 

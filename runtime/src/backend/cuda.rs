@@ -29,10 +29,11 @@ use std::thread;
 use std::time::Duration;
 
 use ir::plan::{
-    ALIGN, Arena, Buffer, Event, Instruction, Plan, PlanSection, Stream, StreamData, StreamKind,
+    ALIGN, Arena, Buffer, Comm, Event, Instruction, Plan, PlanSection, Stream, StreamData,
+    StreamKind,
 };
 use kernels::cuda::transport::Transfer;
-use kernels::cuda::{Program, Work};
+use kernels::cuda::{Pointer, Program, Work};
 
 use crate::backend::cuda::driver::{CudaEvent, CudaStream, Device, DeviceMemory};
 use crate::backend::cuda::graph::Graph;
@@ -481,6 +482,14 @@ impl Backend for CudaBackend {
     fn read_at(&self, buffer: Buffer, offset: usize, bytes: &mut [u8]) -> Result<(), RunError> {
         assert!(offset + bytes.len() <= self.bound.buffers[buffer].bytes(), "within the buffer");
         self.staging.borrow_mut().read(self.address(buffer) + offset as u64, bytes)
+    }
+
+    fn broadcast(&mut self, buffer: Buffer, comm: Comm, root: usize) -> Result<(), RunError> {
+        let (bytes, address) = (self.bound.buffers[buffer].bytes() as u64, self.address(buffer));
+        let transfer =
+            Transfer::Broadcast { place: (Pointer::Result(0), 0), root: root as u64, bytes };
+        self.comms.transfer(comm, &[transfer], &|_| address, &self.streams[0])?;
+        self.rest()
     }
 
     fn at(&self) -> Option<At> {

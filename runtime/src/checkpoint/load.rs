@@ -1,7 +1,8 @@
 //! Loading a checkpoint into a session, whatever mesh it was saved on, and whoever saved it.
 //!
 //! First all is compared: what the plan needs with what is there. All that does not
-//! agree is one error. Then every rank reads the boxes that it holds, in this order:
+//! agree is one error. Then ranks read the boxes that they hold, what several hold by one of them, which
+//! gives it to the others over the plan's communicators; in this order:
 //!
 //! ```text
 //! parameters, moments    as they lie in the files
@@ -11,6 +12,7 @@
 //!
 //! A checkpoint of PyTorch has no `planc.*`: then the step is that of its optimizer.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,8 +25,8 @@ use checkpoint::{Checkpoint, StoredTensor, StoredType, is_count, overlap};
 use ir::DType;
 use ir::checkpoint::{CheckpointLayout, Entry, Kind, Source};
 use ir::model::glob;
-use ir::placement::{Chunk, LocalBox, Sharding};
-use ir::plan::Plan;
+use ir::placement::{AxisSet, Chunk, Coord, LocalBox, Mesh, Sharding};
+use ir::plan::{Buffer, Comm, Plan};
 use ir::types::TensorType;
 
 use super::boxes::{Staging, write_box};
@@ -617,9 +619,14 @@ impl Rank {
         let wanted = self.wanted(layout, files, part);
         let (mut staging, mut raw) = (Staging::default(), Vec::new());
         let mut cost = Cost::default();
-        let (mut ahead, mut next) = (0, wanted.iter());
+        let mine: Vec<(usize, &LocalBox)> = wanted
+            .iter()
+            .filter(|it| it.from.as_ref().is_none_or(|it| it.owner == self.bound.coord))
+            .flat_map(|it| it.boxes.iter().map(|local| (it.entry, local)))
+            .collect();
+        let (mut ahead, mut next) = (0, mine.iter());
         let bound = self.bound.clone();
-        for (index, local) in &wanted {
+        for (index, local) in &mine {
             let entry = &layout.entries[*index];
             let key = &files.keys[*index][0];
             let stored = files.checkpoint.tensor(key).expect("it was found there");
@@ -650,34 +657,92 @@ impl Rank {
                 }
             }
         }
+        // After all have read, so that nobody waits for what another has not begun.
+        for it in &wanted {
+            if let (Some(from), Source::Buffer(buffer)) =
+                (&it.from, layout.entries[it.entry].source)
+            {
+                self.receive(buffer, from, &layout.mesh)?;
+            }
+        }
         cost.extra = staging.bytes() + raw.capacity() as u64;
         Ok(cost)
     }
 
-    /// The boxes that this rank reads of a part, each with its entry.
-    fn wanted(
-        &mut self,
-        layout: &CheckpointLayout,
-        files: &Files,
-        part: Part,
-    ) -> Vec<(usize, LocalBox)> {
+    /// What this rank holds of a part.
+    fn wanted(&mut self, layout: &CheckpointLayout, files: &Files, part: Part) -> Vec<Wanted> {
         let mut res = Vec::new();
+        let mut comms = self.plan.meeting_comms();
+        comms.sort_by_key(|&it| Reverse(layout.mesh.set_size(self.plan.comms[it])));
         for (index, entry) in layout.entries.iter().enumerate() {
             if files.keys[index].is_empty() || Part::of(entry) != part {
                 continue;
             }
-            if let Source::Kept(number) = entry.source {
-                self.kept.resize_with(self.kept.len().max(number + 1), Vec::new);
-                if !entry.sharding.owns(&self.bound.coord, &layout.mesh, entry.salt) {
-                    continue;
+            let mut from = None;
+            match entry.source {
+                Source::Kept(number) => {
+                    self.kept.resize_with(self.kept.len().max(number + 1), Vec::new);
+                    if !entry.sharding.owns(&self.bound.coord, &layout.mesh, entry.salt) {
+                        continue;
+                    }
                 }
+                Source::Buffer(_) => from = self.share(layout, entry, &comms),
             }
-            let boxes =
-                entry.sharding.local_boxes(&entry.ty.shape, &layout.mesh, &self.bound.coord);
-            res.extend(boxes.into_iter().map(|it| (index, it)));
+            let (shape, mesh) = (&entry.ty.shape, &layout.mesh);
+            let boxes = entry.sharding.local_boxes(shape, mesh, &self.bound.coord);
+            res.push(Wanted { entry: index, boxes, from });
         }
         res
     }
+
+    /// Who reads an entry for this rank and others that hold the same of it; `None` if each reads it.
+    fn share(&self, layout: &CheckpointLayout, entry: &Entry, comms: &[Comm]) -> Option<Shared> {
+        let (mesh, axes) = (&layout.mesh, &self.plan.comms);
+        let copies = mesh.all().minus(entry.sharding.sharded_axes());
+        let (mut over, mut among) = (Vec::new(), AxisSet::EMPTY);
+        for &comm in comms {
+            if axes[comm].is_subset(copies.minus(among)) {
+                over.push(comm);
+                among = among.union(axes[comm]);
+            }
+        }
+        let owner = entry.sharding.owner(&self.bound.coord, mesh, entry.salt, among);
+        (!over.is_empty()).then_some(Shared { owner, over })
+    }
+
+    /// Gets, and gives on, what another rank has read. Each communicator multiplies those that have it, so
+    /// only ranks take part that are where the owner is on the axes of later ones.
+    fn receive(&mut self, buffer: Buffer, from: &Shared, mesh: &Mesh) -> Result<(), RunError> {
+        let coord = self.bound.coord.clone();
+        for (i, &comm) in from.over.iter().enumerate() {
+            let axes = |it: Comm| self.plan.comms[it];
+            let same = |it: &Comm| {
+                mesh.index_in(axes(*it), &coord) == mesh.index_in(axes(*it), &from.owner)
+            };
+            if from.over[i + 1..].iter().all(same) {
+                let root = mesh.index_in(axes(comm), &from.owner);
+                self.backend.broadcast(buffer, comm, root as usize)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a rank holds of an entry.
+struct Wanted {
+    entry: usize,
+    boxes: Vec<LocalBox>,
+    /// From whom it gets them; `None` if it reads them itself.
+    from: Option<Shared>,
+}
+
+/// What one rank reads for others.
+struct Shared {
+    /// The coordinate of the one that reads.
+    owner: Coord,
+    /// Over what the others get it, one after the other. No two have an axis in common, and none has one
+    /// that shards.
+    over: Vec<Comm>,
 }
 
 /// Whether another name of a tied tensor has the same bytes.

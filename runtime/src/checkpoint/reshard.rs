@@ -10,13 +10,12 @@ use std::time::Instant;
 
 use checkpoint::CheckpointError;
 use checkpoint::metadata::Metadata;
-use checkpoint::save::{Content, Position, ShardFile, StepFolder, file_items, metadata};
+use checkpoint::save::{Content, Position, ShardFile, StepFolder, file_items, metadata, run_id};
 use ir::DType;
 use ir::placement::Chunk;
 use ir::plan::Plan;
 
 use super::load::{LoadOptions, Loaded, volume};
-use super::save::run_id;
 use crate::error::RunError;
 
 /// Bytes that are read at once, unless one row has more.
@@ -146,7 +145,7 @@ impl Reshard {
     ) -> Result<u64, RunError> {
         let layout = &self.loaded.layout;
         let items = file_items(layout, &self.position, &layout.mesh.coord_of(rank));
-        let mut file = ShardFile::create(&folder.temporary(), rank)?.of_save(folder.save_id());
+        let mut file = ShardFile::create(folder, rank)?;
         for item in &items {
             let (dtype, part) = match &item.content {
                 Content::Shard { entry, local } => {

@@ -10,16 +10,15 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle, scope};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use checkpoint::metadata::Metadata;
 use checkpoint::save::folder::{probe, wait_for_commit, wait_for_ranks};
 use checkpoint::save::{
-    Content, FileItem, Position, Progress, ShardFile, StepFolder, file_items, metadata,
+    Content, FileItem, Position, Progress, ShardFile, StepFolder, file_items, metadata, run_id,
 };
 use checkpoint::{CheckpointError, StoredType};
 use ir::checkpoint::{CheckpointLayout, Source};
-use ir::random::stream_key;
 
 use super::boxes::read_box;
 use crate::comm::control::{Fault, lock};
@@ -307,12 +306,6 @@ pub fn save(session: &Session, folder: &Path, position: Position) -> Result<Save
     }
 }
 
-/// A name for a run that no other run has.
-pub(crate) fn run_id() -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |it| it.as_nanos());
-    format!("{:08x}", stream_key(&format!("{now} {}", std::process::id())) as u32)
-}
-
 impl Drop for Saver {
     /// What is being written is not worth less because training has failed.
     fn drop(&mut self) {
@@ -436,7 +429,7 @@ fn write_copy(
     rank: u64,
     copied: &Copied,
 ) -> Result<(), CheckpointError> {
-    let mut file = ShardFile::create(&folder.temporary(), rank)?.of_save(folder.save_id());
+    let mut file = ShardFile::create(folder, rank)?;
     let mut rest = &copied.bytes[..];
     for item in &copied.items {
         let (dtype, len) = data_of(layout, item);
@@ -467,8 +460,7 @@ impl Rank {
         folder: &StepFolder,
     ) -> Result<u64, RunError> {
         let items = file_items(layout, position, &self.bound.coord);
-        let mut file =
-            ShardFile::create(&folder.temporary(), self.bound.rank)?.of_save(folder.save_id());
+        let mut file = ShardFile::create(folder, self.bound.rank)?;
         for item in &items {
             let (dtype, _) = data_of(layout, item);
             file.write(item, dtype, |write| {

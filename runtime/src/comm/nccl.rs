@@ -46,6 +46,7 @@ library! {
     fn ncclAllReduce(from: *const c_void, to: *mut c_void, n: usize, dtype: i32, op: i32, comm: NcclComm, stream: CUstream) -> i32;
     fn ncclAllGather(from: *const c_void, to: *mut c_void, n: usize, dtype: i32, comm: NcclComm, stream: CUstream) -> i32;
     fn ncclReduceScatter(from: *const c_void, to: *mut c_void, n: usize, dtype: i32, op: i32, comm: NcclComm, stream: CUstream) -> i32;
+    fn ncclBroadcast(from: *const c_void, to: *mut c_void, n: usize, dtype: i32, root: i32, comm: NcclComm, stream: CUstream) -> i32;
     fn ncclSend(from: *const c_void, n: usize, dtype: i32, peer: i32, comm: NcclComm, stream: CUstream) -> i32;
     fn ncclRecv(to: *mut c_void, n: usize, dtype: i32, peer: i32, comm: NcclComm, stream: CUstream) -> i32;
     fn ncclGroupStart() -> i32;
@@ -196,7 +197,7 @@ impl Comms {
         control: &Arc<dyn Control>,
         options: CommOptions,
     ) -> Result<Comms, RunError> {
-        let used = used(plan);
+        let used = plan.meeting_comms();
         let mut res = Comms {
             nccl: None,
             open: Mutex::new(Vec::new()),
@@ -489,20 +490,6 @@ fn free(address: u64) {
     }
 }
 
-/// Communicators over which ranks meet, in order.
-fn used(plan: &Plan) -> Vec<Comm> {
-    let mut used = vec![false; plan.comms.len()];
-    for instruction in plan.sections.iter().flatten() {
-        if let Instruction::Collective { kind, comm, .. } = instruction
-            && !CollectiveKind::is_local(*kind)
-            && plan.mesh.set_size(plan.comms[*comm]) > 1
-        {
-            used[comm.as_u32() as usize] = true;
-        }
-    }
-    plan.comms.keys().filter(|it| used[it.as_u32() as usize]).collect()
-}
-
 /// Whether all that moves on a communicator is gathered from what survives a step.
 fn gathers_weights(plan: &Plan, comm: Comm) -> bool {
     plan.sections.iter().flatten().all(|it| match it {
@@ -560,6 +547,11 @@ impl Nccl {
                     let (n, dtype, op) = (elements as usize, number(dtype), op_number(op));
                     let status = (self.ncclReduceScatter)(at(from), at(to), n, dtype, op, comm, s);
                     ("ncclReduceScatter", status)
+                }
+                Transfer::Broadcast { place, root, bytes } => {
+                    let (n, root) = (bytes as usize, root as i32);
+                    let it = at(place);
+                    ("ncclBroadcast", (self.ncclBroadcast)(it, it, n, BYTES, root, comm, s))
                 }
                 Transfer::Send { from, peer, bytes } => {
                     let (n, peer) = (bytes as usize, peer as i32);

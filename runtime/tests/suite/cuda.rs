@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ir::ops::{AdamW, Add, SumSquares};
-use ir::plan::{Buffer, Event, PlanSection, Role, Stream, StreamKind};
+use ir::plan::{Buffer, Comm, Event, PlanSection, Role, Stream, StreamKind};
 use ir::{DType, Op};
 use runtime::RunError;
 use runtime::backend::cuda::driver::{Device, initialize, n_devices};
@@ -181,6 +181,9 @@ impl Backend for Noting {
     }
     fn read_at(&self, _: Buffer, _: usize, _: &mut [u8]) -> Result<(), RunError> {
         Ok(())
+    }
+    fn broadcast(&mut self, _: Buffer, _: Comm, _: usize) -> Result<(), RunError> {
+        self.note("broadcast")
     }
     fn at(&self) -> Option<At> {
         None

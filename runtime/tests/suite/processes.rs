@@ -9,7 +9,7 @@ use std::thread::{scope, yield_now};
 use std::time::Duration;
 
 use ir::ops::CollectiveKind;
-use ir::plan::{Buffer, Event, Plan, PlanSection, Role, Stream};
+use ir::plan::{Buffer, Comm, Event, Plan, PlanSection, Role, Stream};
 use ir::{DType, TensorType, ops::Fill};
 use runtime::bind::{At, CollectiveCall, ComputeCall, CopyCall};
 use runtime::comm::control::Control;
@@ -71,6 +71,9 @@ impl Backend for Fake {
     /// 1.5 everywhere.
     fn read_at(&self, _: Buffer, _: usize, bytes: &mut [u8]) -> Result<(), RunError> {
         bytes.copy_from_slice(&1.5f32.to_le_bytes().repeat(bytes.len() / 4));
+        Ok(())
+    }
+    fn broadcast(&mut self, _: Buffer, _: Comm, _: usize) -> Result<(), RunError> {
         Ok(())
     }
     fn at(&self) -> Option<At> {

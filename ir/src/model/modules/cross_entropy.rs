@@ -1,13 +1,14 @@
 //! `CrossEntropy`: the loss of logits against the labels, vocabulary-parallel where the logits are.
 //!
 //! Logits in a narrow type are widened inside. The mean over all tokens of a step is taken later,
-//! so the results are a sum and a count.
+//! so the results are a sum and a count. Logits in pieces (`chunks` of `LmHead`) have one loss.
 
 use super::{Common, ModuleDef};
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
 use crate::model::range::Fields;
-use crate::ops::{CeLoss, CeMax, CeStats, Number};
+use crate::Value;
+use crate::ops::{Add, CeLoss, CeMax, CeStats, Number};
 
 module! {
     /// See the [module docs](self).
@@ -35,19 +36,45 @@ impl ModuleDef for CrossEntropy {
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {
-        let (Some(labels), [logits]) = (cx.labels, inputs.as_slice()) else {
-            let (module, expected) = (cx.title(), "1 tensor, the logits".to_string());
+        let Some(labels) = cx.labels.filter(|_| !inputs.is_empty()) else {
+            let (module, expected) = (cx.title(), "logits".to_string());
             return Err(cx.error("", Problem::Inputs { module, expected, found: inputs.len() }));
         };
-        let logits = *logits;
         cx.builder.graph.run.ignore_index = self.ignore_index;
-        let max = cx.op("loss.max", CeMax {}, &[logits])?;
-        let stats = CeStats { label_smoothing: Number(self.label_smoothing) };
-        let stats = cx.ops(&["loss.sumexp", "loss.target"], stats, &[logits, labels, max])?;
-        let loss = CeLoss { ignore_index: self.ignore_index };
-        let loss = cx.ops(&["loss.sum", "loss.count"], loss, &[max, stats[0], stats[1], labels])?;
+        let labels = cx.chunks("loss.labels", labels, inputs.len() as u64)?;
+        let (mut sums, mut counts) = (Values::new(), Values::new());
+        for (&logits, (part, labels)) in inputs.iter().zip(&labels) {
+            let [sum, count] = self.loss(cx, part, logits, *labels)?;
+            sums.push(sum);
+            counts.push(count);
+        }
+        let loss = match sums.len() {
+            1 => [sums[0], counts[0]],
+            _ => [cx.op("loss.sum", Add {}, &sums)?, cx.op("loss.count", Add {}, &counts)?],
+        };
         cx.builder.graph.results =
             vec![("loss_sum".into(), loss[0]), ("loss_count".into(), loss[1])];
         Ok(Values::from_slice(&loss))
+    }
+}
+
+impl CrossEntropy {
+    /// Sum of the losses of these tokens, and their number; names end in `part`.
+    fn loss(
+        &self,
+        cx: &mut Cx<'_>,
+        part: &str,
+        logits: Value,
+        labels: Value,
+    ) -> Result<[Value; 2], ModelError> {
+        let name = |it: &str| format!("loss.{it}{part}");
+        let max = cx.op(&name("max"), CeMax {}, &[logits])?;
+        let stats = CeStats { label_smoothing: Number(self.label_smoothing) };
+        let names = [name("sumexp"), name("target")];
+        let stats = cx.ops(&[&names[0], &names[1]], stats, &[logits, labels, max])?;
+        let loss = CeLoss { ignore_index: self.ignore_index };
+        let names = [name("sum"), name("count")];
+        let loss = cx.ops(&[&names[0], &names[1]], loss, &[max, stats[0], stats[1], labels])?;
+        Ok([loss[0], loss[1]])
     }
 }

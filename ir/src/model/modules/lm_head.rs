@@ -2,8 +2,9 @@
 //!
 //! It is in `Bf16` unless its own `recipe` says otherwise, whatever is around it: as is usual with
 //! TransformerEngine, and what torchao's filters leave out.
-
-use smallvec::smallvec;
+//!
+//! With `chunks` the sequence is cut into so many pieces, and the loss and its gradients are taken of one
+//! after the other: the logits of one piece are in memory at a time.
 
 use super::{Common, ModuleDef};
 use crate::graph::Init;
@@ -13,6 +14,7 @@ use crate::model::params::ParamSpec;
 use crate::model::range::Fields;
 use crate::model::schema::ParamOptions;
 use crate::ops::{BiasAdd, Cast, Matmul};
+use crate::Value;
 use crate::quant::Recipe;
 
 module! {
@@ -24,6 +26,9 @@ module! {
         /// It has a bias, as BERT's head for masked tokens does.
         #[serde(default)]
         pub bias: bool,
+        /// Pieces of the sequence of which logits are made one after the other; only a loss can follow.
+        #[serde(default = "one")]
+        pub chunks: u64,
         /// How the weight starts; the model's `init` by default.
         #[serde(default)]
         pub init: Option<Init>,
@@ -31,6 +36,10 @@ module! {
         #[serde(default)]
         pub weight: ParamOptions,
     }
+}
+
+fn one() -> u64 {
+    1
 }
 
 impl ModuleDef for LmHead {
@@ -41,6 +50,7 @@ impl ModuleDef for LmHead {
 
     fn check(&self, fields: &Fields) -> Result<(), ModelError> {
         fields.optional_size("vocab", self.vocab)?;
+        fields.repeats("chunks", self.chunks)?;
         fields.init("init", self.init)?;
         fields.options("weight", &self.weight)
     }
@@ -53,20 +63,40 @@ impl ModuleDef for LmHead {
         spec.masked = true;
         spec.options = Some(&self.weight);
         let weight = cx.param(spec.cut(0, cx.tp.cut()))?;
+        let bias = match self.bias {
+            true => {
+                let shape = [vocab];
+                let mut spec = ParamSpec::new("bias", &shape, Init::Zeros);
+                spec.masked = true;
+                Some(cx.param(spec.cut(0, cx.tp.cut()))?)
+            }
+            false => None,
+        };
+        let chunks = cx.chunks("input", x, self.chunks)?;
+        chunks.iter().map(|(part, x)| self.logits(cx, part, *x, weight, bias)).collect()
+    }
+}
+
+impl LmHead {
+    /// Logits of `x`, named with `part` at the end.
+    fn logits(
+        &self,
+        cx: &mut Cx<'_>,
+        part: &str,
+        x: Value,
+        weight: Value,
+        bias: Option<Value>,
+    ) -> Result<Value, ModelError> {
         let fprop = Matmul { transpose_b: true, ..Matmul::default() };
         let product = if self.bias { "product" } else { "logits" };
-        let mut logits = cx.op(product, fprop, &[x, weight])?;
-        if self.bias {
-            let shape = [vocab];
-            let mut spec = ParamSpec::new("bias", &shape, Init::Zeros);
-            spec.masked = true;
-            let bias = cx.param(spec.cut(0, cx.tp.cut()))?;
-            logits = cx.op("logits", BiasAdd {}, &[logits, bias])?;
+        let mut logits = cx.op(&format!("{product}{part}"), fprop, &[x, weight])?;
+        if let Some(bias) = bias {
+            logits = cx.op(&format!("logits{part}"), BiasAdd {}, &[logits, bias])?;
         }
         let precision = &cx.model.precision;
         if let Some(to) = precision.output.filter(|&it| it != precision.compute) {
-            logits = cx.op("logits.output", Cast { to }, &[logits])?;
+            logits = cx.op(&format!("logits.output{part}"), Cast { to }, &[logits])?;
         }
-        Ok(smallvec![logits])
+        Ok(logits)
     }
 }

@@ -121,6 +121,7 @@ fn transfer(ranks: &mut [Rank], group: &[usize], movements: &[Movement]) {
                     ranks[rank].put(to, &reduced);
                 }
             }
+            Transfer::Broadcast { .. } => unreachable!("no collective of a plan is one"),
             Transfer::AllGather { bytes, .. } => {
                 let gives = group.iter().zip(&lists).map(|(&rank, list)| {
                     let Transfer::AllGather { from, bytes: n, .. } = list[n] else { panic!() };

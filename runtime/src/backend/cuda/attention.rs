@@ -13,15 +13,18 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
+use ir::Op;
 use ir::random::stream_key;
 use kernels::cuda::attention::{LibraryScratch, library_scratch, library_takes};
-use kernels::cuda::{AttentionCall, AttentionShape, Pointer};
+use kernels::cuda::{AttentionCall, AttentionShape, Pointer, Work};
 use serde::{Deserialize, Serialize};
 
 use self::graph::{Address, Cudnn, Descriptor, Failure, Handle, Plan, Properties, Target, lock};
 use self::sdpa::{Layout, number};
 use crate::backend::cuda::cache::Cache;
 use crate::backend::cuda::driver::{CudaStream, Device};
+use crate::backend::cuda::program::Batch;
+use crate::bind::{BoundInstruction, bind};
 use crate::error::RunError;
 
 /// Why cuDNN does not do an attention.
@@ -142,16 +145,48 @@ fn operand_numbers(backward: bool) -> Vec<i64> {
     }
 }
 
-/// Makes the plan of `shape` for a GPU that need not be here, and keeps it for when it is. Returns the
-/// bytes of scratch that it wants, at most what [`library_scratch`] has for it.
+/// What cuDNN writes of an H200, for [`plan_ahead`].
+pub const H200: &str = include_str!("attention/h200.json");
+
+/// What cuDNN writes of a GPU that is here, for [`plan_ahead`] on a machine that has none.
+pub fn properties(device: Device) -> Result<String, RunError> {
+    let handle = Handle::of(device)?;
+    let handle = lock(&handle);
+    Properties::json_of(&handle).map_err(Failure::error)
+}
+
+/// An attention of a plan: its plan's bytes of scratch, or why cuDNN has none.
+pub type Planned = (AttentionShape, Result<u64, Refusal>);
+
+/// Lets cuDNN plan the attentions of `plan` for a GPU that need not be here, and keeps that for when it is.
 ///
 /// `properties` is what cuDNN writes of that GPU: JSON with 23 keys. cuDNN opens libcuda for it; where
 /// there is none, it plans nothing.
-pub fn plan_ahead(
-    properties: &str,
-    shape: &AttentionShape,
-) -> Result<Result<u64, Refusal>, RunError> {
-    plan_ahead_into(&Cache::of_user(), properties, shape)
+pub fn plan_ahead(plan: &ir::plan::Plan, properties: &str) -> Result<Vec<Planned>, RunError> {
+    let cache = Cache::of_user();
+    let planned = |it| Ok((it, plan_ahead_into(&cache, properties, &it)?));
+    attentions(plan)?.into_iter().map(planned).collect()
+}
+
+/// The attentions of a plan that a library may do, each once. All ranks have the same.
+pub fn attentions(plan: &ir::plan::Plan) -> Result<Vec<AttentionShape>, RunError> {
+    let bound = bind(plan, 0)?;
+    let mut res: Vec<AttentionShape> = Vec::new();
+    for instruction in bound.sections.iter().flatten() {
+        let BoundInstruction::Compute(call, stream) = instruction else { continue };
+        if !matches!(call.op, Op::Attention(_) | Op::AttentionGrad(_)) {
+            continue;
+        }
+        let batch = Batch { stream: *stream, calls: vec![call.clone()] };
+        for work in batch.lower(&bound)?.work {
+            if let Work::Attention(AttentionCall { shape, .. }) = work
+                && !res.contains(&shape)
+            {
+                res.push(shape);
+            }
+        }
+    }
+    Ok(res)
 }
 
 fn plan_ahead_into(
@@ -231,17 +266,8 @@ fn key(cudnn: &Cudnn, gpu: &str, shape: &AttentionShape) -> String {
 }
 
 fn key_text(version: &str, gpu: &str, shape: &AttentionShape) -> String {
-    let &AttentionShape { backward, dtype, batch, s, t, heads, kv_heads, d, causal, scale: _ } =
-        shape;
-    let pass = if backward { "gradient" } else { "forward" };
-    let mask = if causal { "causal" } else { "full" };
-    // The first number changes with the graphs and their tensors' numbers. The scale is no part of a
-    // plan: it is read when it runs.
-    format!(
-        "1, cuDNN {version}, {gpu}, {pass} {mask} {}, {batch} sequences of {s} by {t}, {heads} by \
-         {kv_heads} heads of {d}",
-        dtype.name()
-    )
+    // The first number changes with the graphs and their tensors' numbers.
+    format!("1, cuDNN {version}, {gpu}, {shape}")
 }
 
 /// A plan on disk.

@@ -206,6 +206,16 @@ impl Descriptor {
         Ok(self)
     }
 
+    /// An attribute that is text.
+    fn text(&self, name: Name) -> Result<String, Failure> {
+        let n = self.get::<u8>(name, &mut [])?;
+        let mut bytes = vec![0u8; n];
+        let n = self.get(name, &mut bytes)?;
+        bytes.truncate(n);
+        let text = String::from_utf8_lossy(&bytes);
+        Ok(text.trim_end_matches('\0').to_string())
+    }
+
     /// Reads an attribute into `values`; how many there are.
     fn get<V: Value>(&self, name: Name, values: &mut [V]) -> Result<usize, Failure> {
         let (room, mut n) = (values.len() as i64, 0);
@@ -482,6 +492,14 @@ impl Properties {
             .finalize("properties of a GPU")?;
         Ok(Properties(it))
     }
+
+    /// What cuDNN writes of a GPU that is here.
+    pub(super) fn json_of(handle: &Handle) -> Result<String, Failure> {
+        Descriptor::new(handle.cudnn, Kind::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR)?
+            .set(Name::CUDNN_ATTR_DEVICEPROP_HANDLE, &[handle.raw])?
+            .finalize("properties of a GPU")?
+            .text(Name::CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION)
+    }
 }
 
 /// How a graph is executed. Fields are dropped in this order.
@@ -555,13 +573,7 @@ impl Plan {
 
     /// The plan with its compiled kernel, for this version of cuDNN.
     pub(super) fn json(&self) -> Result<String, Failure> {
-        let name = Name::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION;
-        let n = self.plan.get::<u8>(name, &mut [])?;
-        let mut bytes = vec![0u8; n];
-        let n = self.plan.get(name, &mut bytes)?;
-        bytes.truncate(n);
-        let text = String::from_utf8_lossy(&bytes);
-        Ok(text.trim_end_matches('\0').to_string())
+        self.plan.text(Name::CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION)
     }
 
     /// A table of the addresses that it is executed on, by the tensors' numbers.

@@ -5,15 +5,6 @@ use ir::DType;
 use super::*;
 use crate::backend::cuda::cache::tests::Temporary;
 
-/// What cuDNN writes of an H200.
-const H200: &str = r#"{"maxGridSize":[2147483647,65535,65535],"maxBlockSize":[1024,1024,64],
-"regsPerBlock":65536,"multiProcessorCount":132,"warpSize":32,"maxSharedMemoryPerBlock":49152,
-"maxSharedMemoryPerBlockOptin":232448,"reservedSharedMemoryPerBlock":1024,"maxRegistersPerSM":65536,
-"maxCtasPerSM":32,"maxThreadsPerBlock":1024,"maxThreadsPerSM":2048,"pciDeviceId":0,"isTccDriver":0,
-"supportCoopLaunch":1,"totalGlobalMem":150754820096,"smClockRateKHz":1980000,
-"memClockRateKHz":3201000,"l2CacheSize":62914560,"cudaDeviceId":0,"deviceVer":900,
-"driverVer":13000,"deviceName":"NVIDIA H200"}"#;
-
 const LLAMA: AttentionShape = AttentionShape {
     backward: false,
     dtype: DType::Bf16,

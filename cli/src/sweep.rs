@@ -1,0 +1,216 @@
+//! `planc sweep`: a model on all sensible meshes of so many GPUs, each really compiled, with what a step is
+//! predicted to take.
+
+use std::path::PathBuf;
+
+use ir::model::{MeshSpec, Model};
+use ir::plan::Plan;
+use serde::Serialize;
+
+use crate::input::{File, ModelArgs};
+use crate::report::{Failure, Outcome, Ui, print_view};
+use crate::table::{Align, Table, bytes, plural, short, wrapped};
+use crate::target::{self, Needs, Prediction, milliseconds};
+use crate::variants::{self, Variant};
+
+/// Compares the meshes that a model can have.
+///
+/// Compiles the model for every sensible mesh of so many GPUs and prints what a step is predicted to take,
+/// fastest first, and those that do not fit last. Nothing is written.
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The model.
+    #[arg(value_name = "MODEL.ron")]
+    input: PathBuf,
+    /// How many GPUs.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_048_576))]
+    gpus: u32,
+    /// Which: a100, b200, cpu, h100, h200, or a profile of your own (.ron).
+    #[arg(long, value_name = "TARGET")]
+    target: String,
+    /// What a rank may take, as in `140GiB`; what the target has by default.
+    #[arg(long, value_name = "SIZE", value_parser = target::size)]
+    mem_limit: Option<u64>,
+    /// Replaces a value of the model, as in `batch=PerReplica(1)`.
+    #[arg(long = "set", value_name = "PATH=VALUE")]
+    overrides: Vec<String>,
+    /// How many FSDP units ahead weights are gathered in the forward pass.
+    #[arg(long, value_name = "UNITS")]
+    prefetch_forward: Option<u16>,
+    /// The same for weights that the backward pass gathers again.
+    #[arg(long, value_name = "UNITS")]
+    prefetch_backward: Option<u16>,
+}
+
+/// What was found.
+#[derive(Debug, Serialize)]
+struct Sweep {
+    model: String,
+    gpus: u32,
+    limit_bytes: u64,
+    /// Fastest first, then those that do not fit.
+    meshes: Vec<Row>,
+    refused: Vec<Refused>,
+}
+
+/// A mesh for which there is a plan.
+#[derive(Debug, Serialize)]
+struct Row {
+    mesh: String,
+    axes: String,
+    fits: bool,
+    global_batch: u64,
+    #[serde(flatten)]
+    prediction: Prediction,
+    #[serde(flatten)]
+    needs: Needs,
+}
+
+/// A mesh for which there is none.
+#[derive(Debug, Serialize)]
+struct Refused {
+    mesh: String,
+    why: String,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, ui: &Ui) -> Outcome {
+    let target = target::load(&args.target)?;
+    let file = File::read(&args.input)?;
+    if file.is_program() {
+        let message = format!("`{}` is for one mesh already", args.input.display());
+        return Err(
+            Failure::new("PL0609", message).help("name the model that it was compiled from")
+        );
+    }
+    let model_args = ModelArgs {
+        mesh: None,
+        overrides: args.overrides.clone(),
+        prefetch_forward: args.prefetch_forward,
+        prefetch_backward: args.prefetch_backward,
+    };
+    let (model, options) = (file.parsed(&model_args)?, model_args.options());
+    let limit_bytes = args.mem_limit.unwrap_or(target.memory.0 as u64);
+    let (meshes, refused) = variants::meshes(&model, args.gpus, target.ranks_per_node);
+    let of = |mesh: &MeshSpec| {
+        let variant =
+            Variant { model: model.clone(), mesh: mesh.clone(), options: options.clone() };
+        let plan = variant.compile()?;
+        row(mesh, &plan, &target, limit_bytes).map_err(|it| it.message)
+    };
+    let found = variants::in_parallel(&meshes, of);
+    let refused = refused.into_iter().map(|(mesh, why)| Refused { mesh: mesh.to_string(), why });
+    let mut res = Sweep {
+        model: model.name.clone(),
+        gpus: args.gpus,
+        limit_bytes,
+        meshes: Vec::new(),
+        refused: refused.collect(),
+    };
+    for (mesh, found) in meshes.iter().zip(found) {
+        match found {
+            Ok(row) => res.meshes.push(row),
+            Err(why) => res.refused.push(Refused { mesh: mesh.to_string(), why }),
+        }
+    }
+    if res.meshes.is_empty() {
+        return Err(nothing(&res, &model, args));
+    }
+    // Where the batch grows with the mesh, steps do not do the same: tokens compare.
+    let per_token = |it: &Row| 1.0 / it.prediction.tokens_per_second;
+    res.meshes.sort_by(|a, b| {
+        (!a.fits)
+            .cmp(&!b.fits)
+            .then(per_token(a).total_cmp(&per_token(b)))
+            .then(a.mesh.cmp(&b.mesh))
+    });
+    print_view(ui, &res, |it| text(it, ui))
+}
+
+fn row(mesh: &MeshSpec, plan: &Plan, target: &ir::cost::Target, limit: u64) -> Outcome<Row> {
+    let needs = Needs::of(plan, Some(target));
+    let axes: Vec<String> =
+        plan.mesh.user_axes().iter().map(|(name, size)| format!("{name}={size}")).collect();
+    Ok(Row {
+        mesh: mesh.to_string(),
+        axes: axes.join(","),
+        fits: needs.bytes() <= limit,
+        global_batch: plan.run.global_batch,
+        prediction: Prediction::of(plan, target)?,
+        needs,
+    })
+}
+
+/// No mesh has a plan.
+fn nothing(sweep: &Sweep, model: &Model, args: &Args) -> Box<Failure> {
+    let gpus = plural(args.gpus.into(), "GPU");
+    let mut message = format!("`{}` compiles for no mesh of {gpus}\n", model.name);
+    message += &refusals(sweep, 72);
+    let help = format!(
+        "if it is the batch, `--set batch=PerReplica(1)` or `--set batch=Global({})`; `planc compile` with one of \
+         the meshes says more",
+        args.gpus
+    );
+    let details = serde_json::json!({ "refused": sweep.refused });
+    Failure::new("PL0654", message.trim_end()).help(help).details(details)
+}
+
+fn text(sweep: &Sweep, ui: &Ui) -> String {
+    let best = &sweep.meshes[0];
+    let mut res = format!(
+        "{} on {} ({}, {} a rank)\n\n",
+        sweep.model,
+        plural(sweep.gpus.into(), "GPU"),
+        best.prediction.target,
+        bytes(sweep.limit_bytes)
+    );
+    let right = Align::Right;
+    let mut table =
+        Table::new(0, &[Align::Left, right, right, right, right, right, right, Align::Left]);
+    let heads = ["mesh", "step", "exposed", "MFU", "tokens/s a GPU", "batch", "peak", ""];
+    table.row(heads.map(str::to_string));
+    for it in &sweep.meshes {
+        let cost = &it.prediction.cost;
+        table.row([
+            it.mesh.clone(),
+            milliseconds(cost.seconds),
+            milliseconds(cost.exposed_seconds),
+            format!("{:.1} %", 100.0 * cost.mfu),
+            short(it.prediction.tokens_per_second as u64),
+            it.global_batch.to_string(),
+            bytes(it.needs.bytes()),
+            if it.fits { "" } else { "too large" }.to_string(),
+        ]);
+    }
+    res.push_str(&table.text());
+    if !sweep.refused.is_empty() && !ui.quiet {
+        res.push_str("\nNo plan for\n");
+        res.push_str(&refusals(sweep, 76));
+    }
+    res
+}
+
+/// Meshes without a plan, those of one reason, but for its numbers, on one line.
+fn refusals(sweep: &Sweep, width: usize) -> String {
+    let kind = |why: &str| -> String {
+        let letters = why.chars().filter(|it| !it.is_ascii_digit());
+        letters.take_while(|it| *it != '(').collect()
+    };
+    let mut by_kind: Vec<(String, &str, Vec<&str>)> = Vec::new();
+    for it in &sweep.refused {
+        let kind = kind(&it.why);
+        match by_kind.iter_mut().find(|other| other.0 == kind) {
+            Some(other) => other.2.push(&it.mesh),
+            None => by_kind.push((kind, &it.why, vec![&it.mesh])),
+        }
+    }
+    let mut res = String::new();
+    for (_, why, meshes) in by_kind {
+        let likewise = if meshes.len() > 1 { ", and so on" } else { "" };
+        let text = format!("{}: {why}{likewise}", meshes.join(", "));
+        for (i, line) in wrapped(&text, width).iter().enumerate() {
+            res += &format!("{}{line}\n", if i == 0 { "  " } else { "    " });
+        }
+    }
+    res
+}

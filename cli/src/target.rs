@@ -1,0 +1,146 @@
+//! `--target`, and what a plan is predicted to need and to take there.
+
+use std::path::Path;
+
+use ir::cost::{StepCost, Target, Timeline};
+use ir::plan::{Plan, memory_profile};
+use serde::Serialize;
+
+use crate::input::reason;
+use crate::report::{Failure, Outcome};
+
+/// The profile that comes with planc under this name, or the one in this file.
+pub fn load(name: &str) -> Outcome<Target> {
+    if let Some(target) = Target::builtin(name) {
+        return Ok(target);
+    }
+    let known = Target::NAMES.join(", ");
+    if Path::new(name).extension().is_none_or(|it| it != "ron") {
+        return Err(Failure::new("PL0650", format!("there is no target `{name}`"))
+            .help(format!("one of {known}, or a profile of your own, as in `--target my.ron`")));
+    }
+    let text = std::fs::read_to_string(name)
+        .map_err(|it| Failure::new("PL0601", format!("cannot read `{name}`: {}", reason(&it))))?;
+    Target::parse(&text).map_err(|it| {
+        Failure::new("PL0651", format!("`{name}` is no profile of a target: {it}"))
+            .help("ir/profiles/h200.ron has all fields, with what they mean in docs/cost.md")
+    })
+}
+
+/// Bytes as in `140GiB`, `80GB`, `141e9`.
+pub fn size(text: &str) -> Result<u64, String> {
+    let text = text.trim();
+    // A unit starts with a letter; so does no number but for its exponent.
+    let exponent = |i: usize| {
+        let behind = text[i + 1..].starts_with(|it: char| it.is_ascii_digit() || "+-".contains(it));
+        matches!(&text[i..=i], "e" | "E") && behind
+    };
+    let unit_at = text.char_indices().find(|it| it.1.is_alphabetic() && !exponent(it.0));
+    let (number, unit) = text.split_at(unit_at.map_or(text.len(), |it| it.0));
+    let factor = match unit {
+        "" | "B" => 1.0,
+        "kB" | "KB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "TB" => 1e12,
+        "KiB" => 1024.0,
+        "MiB" => 1024.0 * 1024.0,
+        "GiB" => 1024.0 * 1024.0 * 1024.0,
+        "TiB" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        _ => return Err(format!("`{unit}` is no unit; write GiB, GB, MiB, MB or none for bytes")),
+    };
+    let number: f64 = number.trim().parse().map_err(|_| format!("`{number}` is no number"))?;
+    let bytes = number * factor;
+    match bytes.is_finite() && (0.0..1e18).contains(&bytes) {
+        true => Ok(bytes as u64),
+        false => Err("a size is 0 or more, and less than an exabyte".into()),
+    }
+}
+
+/// Bytes that a rank needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Needs {
+    /// What the plan says: both arenas and scratch.
+    pub planned_bytes: u64,
+    /// What the target takes beside it: context, modules, communicators. 0 without a target.
+    pub beside_bytes: u64,
+}
+
+impl Needs {
+    /// Of a plan.
+    pub fn of(plan: &Plan, target: Option<&Target>) -> Needs {
+        let spread = plan.comms.values().filter(|it| plan.mesh.set_size(**it) > 1).count();
+        Needs {
+            planned_bytes: memory_profile(plan).total_bytes(),
+            beside_bytes: target.map_or(0, |it| it.bytes_beside_plan(spread)),
+        }
+    }
+
+    /// Both.
+    pub fn bytes(self) -> u64 {
+        self.planned_bytes + self.beside_bytes
+    }
+}
+
+/// What a step of a plan is predicted to take.
+#[derive(Debug, Clone, Serialize)]
+pub struct Prediction {
+    /// Where.
+    pub target: String,
+    /// Times.
+    #[serde(flatten)]
+    pub cost: StepCost,
+    /// Tokens a second and rank.
+    pub tokens_per_second: f64,
+}
+
+impl Prediction {
+    /// Of a plan; an error if it has GEMMs that the target does not.
+    pub fn of(plan: &Plan, target: &Target) -> Outcome<Prediction> {
+        if !target.multiplies(plan) {
+            let message = format!("`{}` multiplies in FP8, and {} cannot", plan.name, target.name);
+            return Err(Failure::new("PL0653", message)
+                .help("leave the recipe out with `--set recipe=Bf16`, or name another target"));
+        }
+        let cost = Timeline::predict(plan, target).step_cost(plan, target);
+        let tokens = (plan.run.global_batch * plan.run.sequence) as f64;
+        let tokens_per_second = tokens / cost.seconds / plan.mesh.n_ranks() as f64;
+        Ok(Prediction { target: target.name.clone(), cost, tokens_per_second })
+    }
+}
+
+/// `801 ms`, three digits at least.
+pub fn milliseconds(seconds: f64) -> String {
+    let ms = seconds * 1e3;
+    let decimals = match ms {
+        ..9.995 => 2,
+        ..99.95 => 1,
+        _ => 0,
+    };
+    format!("{ms:.decimals$} ms")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, expect: Result<u64, &str>) {
+        assert_eq!(size(text), expect.map_err(str::to_string));
+    }
+
+    #[test]
+    fn sizes_have_units() {
+        check("140GiB", Ok(150_323_855_360));
+        check("80GB", Ok(80_000_000_000));
+        check("80 GB", Ok(80_000_000_000));
+        check("141e9", Ok(141_000_000_000));
+        check("1.5e1MiB", Ok(15 << 20));
+        check("512", Ok(512));
+        check("0", Ok(0));
+        check("140gib", Err("`gib` is no unit; write GiB, GB, MiB, MB or none for bytes"));
+        check("GiB", Err("`` is no number"));
+        check("-1GB", Err("a size is 0 or more, and less than an exabyte"));
+        check("1e30", Err("a size is 0 or more, and less than an exabyte"));
+    }
+}

@@ -1,0 +1,194 @@
+//! What an op takes on one rank.
+//!
+//! ```text
+//! t = launch + flops * waves / (rate * sustained) + bytes / bandwidth
+//! ```
+//!
+//! `bytes` are those of the operands and of the results, as the plan has them after fusion. What a GEMM moves is
+//! added and not hidden behind its products: the first operands come before any product, the last results go after,
+//! and both draw on one budget of power. `waves` is what is lost because tiles come in numbers that are no
+//! multiples of the processors: `ceil(tiles / processors) * processors / tiles`. `rate` is such that a GEMM of 8192
+//! alone on a cool card takes what was measured.
+
+use smallvec::SmallVec;
+
+use super::target::{Figure, Target};
+use crate::ops::{Gemm, Op, OpKind};
+use crate::plan::{Buffer, Instruction, Plan, Stream};
+use crate::types::{DType, Shape};
+
+/// The GEMM of which a target has the rates: its rows, columns and contracted size.
+const MEASURED_GEMM: usize = 8192;
+/// The attention of which a target has the rate: tokens, query heads, key heads, features of a head.
+const MEASURED_ATTENTION: [f64; 4] = [8192.0, 32.0, 8.0, 128.0];
+
+/// Bytes that attention's backward pass moves in scratch for each element of `q`: the gradient of `q` in f32 is
+/// zeroed, added to, and rounded (`docs/gpu.md`: cuDNN's accumulator), and `o` and its gradient are read once more
+/// for the row sums of their product.
+const ATTENTION_GRAD_SCRATCH: u64 = 4 + 8 + 4 + 2 + 2;
+
+/// Times of the ops of a plan.
+pub(super) struct Ops<'a> {
+    plan: &'a Plan,
+    target: &'a Target,
+    /// What each stream ran last: consecutive ops of some kinds are one launch.
+    last: Vec<Option<OpKind>>,
+}
+
+impl<'a> Ops<'a> {
+    pub fn new(plan: &'a Plan, target: &'a Target) -> Ops<'a> {
+        Ops { plan, target, last: vec![None; plan.streams.len()] }
+    }
+
+    /// Seconds of an op, a copy or a local collective, if the call before on its stream was the one before in
+    /// order of calling this.
+    pub fn seconds(&mut self, instruction: &Instruction) -> f64 {
+        match instruction {
+            Instruction::Compute { op, args, results, stream } => {
+                if self.is_view(op, args, results) {
+                    return 0.0;
+                }
+                self.launch(*stream, op.kind()) + self.op(op, args, results)
+            }
+            Instruction::Copy { src, dst, .. } if self.same_memory(*src, *dst) => 0.0,
+            Instruction::Copy { dst, .. } => self.target.launch.0 + self.copy(&[*dst]),
+            Instruction::Collective { parts, .. } => {
+                let written: SmallVec<[Buffer; 4]> = parts.iter().map(|it| it.dst).collect();
+                self.target.launch.0 + self.copy(&written)
+            }
+            Instruction::Record { .. } | Instruction::Wait { .. } => 0.0,
+        }
+    }
+
+    /// Share of its speed that an op loses while communication runs beside it.
+    pub fn slowdown(&self) -> f64 {
+        self.target.overlap.0
+    }
+
+    /// Ops that only rename the dims of what is there already.
+    fn is_view(&self, op: &Op, args: &[Buffer], results: &[Buffer]) -> bool {
+        matches!(op, Op::SplitDim(_) | Op::MergeDims(_)) && self.same_memory(args[0], results[0])
+    }
+
+    fn same_memory(&self, a: Buffer, b: Buffer) -> bool {
+        let (x, y) = (&self.plan.buffers[a], &self.plan.buffers[b]);
+        a == b || (x.role.arena() == y.role.arena() && x.offset.is_some() && x.offset == y.offset)
+    }
+
+    /// Seconds of launching, if this is not part of the launch before.
+    fn launch(&mut self, stream: Stream, kind: OpKind) -> f64 {
+        use cranelift_entity::EntityRef;
+        let last = self.last[stream.index()].replace(kind);
+        match last == Some(kind) && is_batched(kind) {
+            true => 0.0,
+            false => self.target.launch.0,
+        }
+    }
+
+    fn op(&self, op: &Op, args: &[Buffer], results: &[Buffer]) -> f64 {
+        let target = self.target;
+        let (inputs, outputs) = (self.shapes(args), self.shapes(results));
+        let inputs: SmallVec<[&[u64]; 4]> = inputs.iter().map(|it| &it[..]).collect();
+        let outputs: SmallVec<[&[u64]; 4]> = outputs.iter().map(|it| &it[..]).collect();
+        let sizes =
+            |it: &[u64]| -> SmallVec<[usize; 4]> { it.iter().map(|&it| it as usize).collect() };
+        let moved = self.bytes(args) + self.bytes(results);
+        let busy = match op {
+            Op::Matmul(it) => {
+                let rate = match self.plan.buffers[args[0]].ty.dtype {
+                    DType::Bf16 => (&target.gemm.bf16, 2),
+                    _ => (&target.gemm.f32, 4),
+                };
+                let gemm = it.gemm(&sizes(inputs[0]), &sizes(inputs[1]));
+                gemm_seconds(&gemm, rate, target)
+            }
+            Op::QuantMatmul(it) => {
+                // Where there is no such GEMM, codes would be multiplied in bf16.
+                let rate = target.gemm.of(it).map_or((&target.gemm.bf16, 2), |it| (it, 1));
+                gemm_seconds(&it.gemm(&sizes(inputs[0]), &sizes(inputs[1])), rate, target)
+            }
+            Op::Attention(_) | Op::AttentionGrad(_) => {
+                let flops = op.flops(&inputs, &outputs) as f64;
+                flops / (attention_rate(target) * target.sustained.0)
+            }
+            _ => 0.0,
+        };
+        let moved = match op {
+            // Rows of the table that are looked up, and where they go.
+            Op::Embedding(_) => 2 * self.bytes(results) + self.bytes(&args[..1]),
+            Op::SliceDim(_) => 2 * self.bytes(results),
+            Op::Fill(_) | Op::ZerosLike(_) => self.bytes(results),
+            Op::AttentionGrad(_) => {
+                let elements: u64 = inputs[0].iter().product();
+                moved + elements * ATTENTION_GRAD_SCRATCH
+            }
+            _ => moved,
+        };
+        busy + moved as f64 / target.bandwidth.0
+    }
+
+    /// Seconds of writing these, from as many bytes elsewhere.
+    fn copy(&self, written: &[Buffer]) -> f64 {
+        2.0 * self.bytes(written) as f64 / self.target.bandwidth.0
+    }
+
+    fn bytes(&self, buffers: &[Buffer]) -> u64 {
+        buffers.iter().map(|&it| self.plan.local_bytes(it)).sum()
+    }
+
+    fn shapes(&self, buffers: &[Buffer]) -> SmallVec<[Shape; 4]> {
+        buffers.iter().map(|&it| self.plan.local_shape(it)).collect()
+    }
+}
+
+/// Kinds of which consecutive ops run as one launch over many tensors (`docs/gpu.md`).
+fn is_batched(kind: OpKind) -> bool {
+    matches!(
+        kind,
+        OpKind::Adam
+            | OpKind::AdamW
+            | OpKind::Sgd
+            | OpKind::SumSquares
+            | OpKind::Amax
+            | OpKind::QuantScale
+            | OpKind::DelayedScale
+            | OpKind::DelayedUpdate
+            | OpKind::Quantize
+            | OpKind::QuantizeBlock
+    )
+}
+
+/// Seconds of the products of a GEMM whose operands have so many bytes an element.
+fn gemm_seconds(gemm: &Gemm, (measured, bytes): (&Figure, u64), target: &Target) -> f64 {
+    let size = MEASURED_GEMM;
+    let known = Gemm { m: size, n: size, k: size, a_strides: [size, 1], b_strides: [1, size] };
+    let flops = known.flops() as f64;
+    // Two operands, and a result in bf16 or in the type of f32 operands.
+    let moved = (size * size) as f64 * (2 * bytes + bytes.max(2)) as f64;
+    let busy = flops / measured.0 - moved / target.bandwidth.0 - target.launch.0;
+    // A profile whose GEMM is bound by memory has no rate of its own.
+    let busy = busy.max(0.1 * flops / measured.0);
+    let rate = flops * waves(&known, target) / busy;
+    gemm.flops() as f64 * waves(gemm, target) / (rate * target.sustained.0)
+}
+
+/// What a GEMM takes because of its last wave of tiles, as a factor; the better of both ways to lay a tile.
+fn waves(gemm: &Gemm, target: &Target) -> f64 {
+    let (rows, columns) = (target.tile.0 as usize, target.tile.1 as usize);
+    let slots = |rows: usize, columns: usize| {
+        let tiles = (gemm.m.div_ceil(rows) * gemm.n.div_ceil(columns)) as f64;
+        (tiles / target.processors.0).ceil() * target.processors.0 * (rows * columns) as f64
+    };
+    let elements = (gemm.m * gemm.n).max(1) as f64;
+    slots(rows, columns).min(slots(columns, rows)) / elements
+}
+
+/// FLOP/s of the products of attention alone on a cool card.
+fn attention_rate(target: &Target) -> f64 {
+    let [tokens, heads, kv_heads, features] = MEASURED_ATTENTION;
+    let flops = 4.0 * heads * features * tokens * (tokens + 1.0) / 2.0;
+    let moved = tokens * (2.0 * features * (2.0 * heads + 2.0 * kv_heads) + 4.0 * heads);
+    let seconds = flops / target.attention.0;
+    let busy = seconds - moved / target.bandwidth.0 - target.launch.0;
+    flops / busy.max(0.1 * seconds)
+}

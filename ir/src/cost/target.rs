@@ -1,0 +1,308 @@
+//! [`Target`]: a hardware profile, RON in `ir/profiles`, every figure with where it is from.
+
+use serde::{Deserialize, Serialize};
+
+use crate::ops::{Granule, Op, QuantMatmul};
+use crate::plan::{Instruction, Plan};
+
+/// A machine as the model sees it: nodes of ranks. See `ir/profiles/h200.ron`. Seconds, bytes, FLOP/s.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Target {
+    /// What `--target` calls it.
+    pub name: String,
+    /// The machine in words.
+    pub machine: String,
+    /// Ranks of one node; neighbours in rank order.
+    pub ranks_per_node: u32,
+    /// Bytes that a rank has.
+    pub memory: Figure,
+    /// Bytes of it that are taken before any tensor is there: context, modules, libraries.
+    pub reserved: Figure,
+    /// Bytes that the first communicator takes, and each further one.
+    pub communicators: (Figure, Figure),
+    /// Bytes read and written a second by a large copy.
+    pub bandwidth: Figure,
+    /// Seconds from one launch of a recorded graph to the next, when neither does anything.
+    pub launch: Figure,
+    /// How many tiles of a GEMM are made at a time.
+    pub processors: Figure,
+    /// Rows and columns of such a tile.
+    pub tile: (u64, u64),
+    /// FLOP/s in bf16 that the maker promises, without sparsity: what MFU is of.
+    pub peak: Figure,
+    /// GEMMs alone on a cool card.
+    pub gemm: Gemms,
+    /// FLOP/s of causal attention, forward: one sequence of 8192, 32 query heads, 8 of keys, of 128. A query
+    /// counts the keys that it sees.
+    pub attention: Figure,
+    /// What is left of the rate of GEMMs and attention when they run for as long as a step does: power.
+    pub sustained: Figure,
+    /// Share of its speed that an op loses while communication runs beside it; below 1.
+    pub overlap: Figure,
+    /// Between ranks of a node.
+    pub node: Node,
+    /// Bytes a second that a rank sends to another node, all ranks of a node at a time.
+    pub network: Figure,
+    /// Seconds that each further step of a ring or level of a tree adds.
+    pub hops: Hops,
+}
+
+/// FLOP/s of `8192 x 8192 x 8192`, as measured, or none where the machine has no such GEMM.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gemms {
+    /// f32 operands.
+    pub f32: Figure,
+    /// bf16 operands.
+    pub bf16: Figure,
+    /// FP8, a scale for each operand, sums of fewer bits.
+    pub fp8_fast: Option<Figure>,
+    /// FP8, a scale for each operand, sums in f32.
+    pub fp8: Option<Figure>,
+    /// FP8, scales of 1 x 128 and of 128 x 128.
+    pub fp8_block: Option<Figure>,
+    /// FP8, scales of 1 x 128 on both sides.
+    pub fp8_rows: Option<Figure>,
+}
+
+/// Collectives between ranks of one node.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Node {
+    /// Shards become whole; all-to-all and permute are taken to be as fast.
+    pub all_gather: Collectives,
+    /// Partial values become shards.
+    pub reduce_scatter: Collectives,
+    /// Partial values become whole.
+    pub all_reduce: Collectives,
+    /// Seconds of an all-reduce of next to nothing between two ranks.
+    pub small: Figure,
+    /// How much slower the protocol for small messages sends than that for large ones.
+    pub small_factor: Figure,
+}
+
+/// Bus bandwidth of one collective between two ranks, at two sizes, from which latency and bandwidth follow.
+/// Sizes are of the whole tensor; bus bandwidth is what a rank sends over the time.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Collectives {
+    /// Bytes and bytes a second of each measurement.
+    pub points: [(u64, f64); 2],
+    /// Where they are from.
+    pub source: Source,
+}
+
+/// Seconds of one more step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Hops {
+    /// To a rank of the same node, with the protocol for large messages.
+    pub node: f64,
+    /// The same with that for small ones.
+    pub node_small: f64,
+    /// To another node, large.
+    pub network: f64,
+    /// To another node, small.
+    pub network_small: f64,
+    /// A level of a tree within a node, large.
+    pub tree_node: f64,
+    /// A level of a tree between nodes, large.
+    pub tree_network: f64,
+    /// A level of a tree between nodes, small.
+    pub tree_network_small: f64,
+    /// Where they are from.
+    pub source: Source,
+}
+
+/// A number, and where it is from.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Figure(pub f64, pub Source);
+
+/// Where a number is from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// We measured it: machine, versions, date, where it is written down.
+    Measured(String),
+    /// The maker says so: the document.
+    Datasheet(String),
+    /// It follows from others: how.
+    Derived(String),
+    /// Nobody measured it: why this number.
+    Assumed(String),
+}
+
+/// A profile that cannot be read.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum TargetError {
+    /// Not RON, or not a profile.
+    #[error("{0}")]
+    Parse(#[from] ron::error::SpannedError),
+    /// A number that makes no sense.
+    #[error(
+        "`{field}` is {value}, and must be a number above 0, or 0 where that is a time or memory"
+    )]
+    NotPositive {
+        /// Which.
+        field: &'static str,
+        /// What it is.
+        value: f64,
+    },
+    /// A share that is none.
+    #[error("`{field}` is {value}, and must be a share: 0 or more, and less than 1")]
+    Share {
+        /// Which.
+        field: &'static str,
+        /// What it is.
+        value: f64,
+    },
+    /// Two measurements from which no latency and bandwidth follow.
+    #[error(
+        "the points of `node.{collective}` give no latency and bandwidth: the second must be of a larger size, which \
+         takes longer and has the higher bandwidth"
+    )]
+    Points {
+        /// Of which collective.
+        collective: &'static str,
+    },
+}
+
+impl Target {
+    /// Profiles that come with planc.
+    pub const NAMES: [&str; 5] = ["a100", "b200", "cpu", "h100", "h200"];
+
+    /// The profile of this name that comes with planc.
+    pub fn builtin(name: &str) -> Option<Target> {
+        let text = match name {
+            "a100" => include_str!("../../profiles/a100.ron"),
+            "b200" => include_str!("../../profiles/b200.ron"),
+            "cpu" => include_str!("../../profiles/cpu.ron"),
+            "h100" => include_str!("../../profiles/h100.ron"),
+            "h200" => include_str!("../../profiles/h200.ron"),
+            _ => return None,
+        };
+        Some(Target::parse(text).unwrap_or_else(|it| panic!("profile `{name}`: {it}")))
+    }
+
+    /// Reads a profile.
+    pub fn parse(text: &str) -> Result<Target, TargetError> {
+        let res: Target = ron::from_str(text)?;
+        res.validate()?;
+        Ok(res)
+    }
+
+    fn validate(&self) -> Result<(), TargetError> {
+        let Target { gemm, node, hops, .. } = self;
+        let positive: [(&str, f64); 12] = [
+            ("ranks_per_node", self.ranks_per_node.into()),
+            ("memory", self.memory.0),
+            ("bandwidth", self.bandwidth.0),
+            ("processors", self.processors.0),
+            ("tile", self.tile.0.min(self.tile.1) as f64),
+            ("peak", self.peak.0),
+            ("gemm.f32", gemm.f32.0),
+            ("gemm.bf16", gemm.bf16.0),
+            ("attention", self.attention.0),
+            ("sustained", self.sustained.0),
+            ("node.small_factor", node.small_factor.0),
+            ("network", self.network.0),
+        ];
+        let fp8 = [
+            ("gemm.fp8_fast", &gemm.fp8_fast),
+            ("gemm.fp8", &gemm.fp8),
+            ("gemm.fp8_block", &gemm.fp8_block),
+            ("gemm.fp8_rows", &gemm.fp8_rows),
+        ];
+        let fp8 = fp8.into_iter().filter_map(|it| Some((it.0, it.1.as_ref()?.0)));
+        let wrong = |it: &(&str, f64)| !(it.1.is_finite() && it.1 > 0.0);
+        if let Some((field, value)) = positive.into_iter().chain(fp8).find(wrong) {
+            return Err(TargetError::NotPositive { field, value });
+        }
+        let zero: [(&str, f64); 12] = [
+            ("reserved", self.reserved.0),
+            ("communicators", self.communicators.0.0),
+            ("communicators", self.communicators.1.0),
+            ("launch", self.launch.0),
+            ("node.small", node.small.0),
+            ("hops.node", hops.node),
+            ("hops.node_small", hops.node_small),
+            ("hops.network", hops.network),
+            ("hops.network_small", hops.network_small),
+            ("hops.tree_node", hops.tree_node),
+            ("hops.tree_network", hops.tree_network),
+            ("hops.tree_network_small", hops.tree_network_small),
+        ];
+        let wrong = |it: &(&str, f64)| !(it.1.is_finite() && it.1 >= 0.0);
+        if let Some((field, value)) = zero.into_iter().find(wrong) {
+            return Err(TargetError::NotPositive { field, value });
+        }
+        if !(0.0..1.0).contains(&self.overlap.0) {
+            return Err(TargetError::Share { field: "overlap", value: self.overlap.0 });
+        }
+        let kinds = [
+            ("all_gather", &node.all_gather),
+            ("reduce_scatter", &node.reduce_scatter),
+            ("all_reduce", &node.all_reduce),
+        ];
+        match kinds.into_iter().find(|it| !it.1.makes_sense()) {
+            Some((collective, _)) => Err(TargetError::Points { collective }),
+            None => Ok(()),
+        }
+    }
+
+    /// Bytes that are taken beside a plan with so many communicators.
+    pub fn bytes_beside_plan(&self, communicators: usize) -> u64 {
+        let (first, further) = &self.communicators;
+        let taken = match communicators {
+            0 => 0.0,
+            n => first.0 + further.0 * (n - 1) as f64,
+        };
+        (self.reserved.0 + taken) as u64
+    }
+
+    /// Whether the machine has the GEMMs of a plan: FP8 is not for all.
+    pub fn multiplies(&self, plan: &Plan) -> bool {
+        let lacks = |it: &Instruction| match it {
+            Instruction::Compute { op: Op::QuantMatmul(it), .. } => self.gemm.of(it).is_none(),
+            _ => false,
+        };
+        !plan.sections.iter().flatten().any(lacks)
+    }
+}
+
+impl Gemms {
+    /// The rate of a GEMM on codes.
+    pub(super) fn of(&self, op: &QuantMatmul) -> Option<&Figure> {
+        let tensor = |it: &Granule| matches!(it, Granule::Tensor(_));
+        let rate = match (&op.a, &op.b) {
+            (Granule::Row, Granule::Row) => &self.fp8_rows,
+            (a, b) if !tensor(a) || !tensor(b) => &self.fp8_block,
+            _ if op.fast => &self.fp8_fast,
+            _ => &self.fp8,
+        };
+        rate.as_ref()
+    }
+}
+
+impl Collectives {
+    /// Seconds of latency and bytes sent a second, of an all-gather's or reduce-scatter's kind if `share` (what a
+    /// rank sends of the whole) is 1/2, of an all-reduce's if it is 1.
+    pub(super) fn fit(&self, share: f64) -> (f64, f64) {
+        let [(small, small_bus), (large, large_bus)] = self.points;
+        let (small, large) = (share * small as f64, share * large as f64);
+        let (small_seconds, large_seconds) = (small / small_bus, large / large_bus);
+        let bandwidth = (large - small) / (large_seconds - small_seconds);
+        (small_seconds - small / bandwidth, bandwidth)
+    }
+
+    fn makes_sense(&self) -> bool {
+        let [(small, small_bus), (large, large_bus)] = self.points;
+        let (latency, bandwidth) = self.fit(1.0);
+        let positive = |it: f64| it.is_finite() && it > 0.0;
+        small < large
+            && positive(small_bus)
+            && positive(large_bus)
+            && latency >= 0.0
+            && positive(bandwidth)
+    }
+}
