@@ -24,6 +24,7 @@ mod sweep;
 mod table;
 mod target;
 mod variants;
+mod verify;
 mod words;
 
 use std::process::ExitCode;
@@ -50,6 +51,7 @@ enum Command {
     Sweep(sweep::Args),
     Run(Box<run::Args>),
     Inspect(inspect::Args),
+    Verify(verify::Args),
     Ckpt(ckpt::Args),
     Import(import::Args),
     Bench(bench::Args),
@@ -65,6 +67,7 @@ fn main() -> ExitCode {
         Command::Sweep(args) => sweep::run(args, &cli.ui),
         Command::Run(args) => run::run(args, &cli.ui),
         Command::Inspect(args) => inspect::run(args, &cli.ui),
+        Command::Verify(args) => verify::run(args, &cli.ui),
         Command::Ckpt(args) => ckpt::run(args, &cli.ui),
         Command::Import(args) => import::run(args, &cli.ui),
         Command::Bench(args) => bench::run(args, &cli.ui),

@@ -5,6 +5,7 @@
 mod bad_input;
 mod checkpoints;
 mod commands;
+mod cost;
 mod edited;
 mod errors;
 mod foreign;
@@ -13,6 +14,7 @@ mod reports;
 mod reshard;
 mod resume;
 mod streams;
+mod verify;
 
 use std::fs;
 use std::path::{Path, PathBuf};
