@@ -75,13 +75,13 @@ type Turn<T = ()> = Result<T, Outcome>;
 /// What one member gives to a collective.
 type Post = Rc<Vec<Vec<u8>>>;
 
-/// What each member has given, and for which instruction.
+/// What each member has given, and to which instruction.
 type Meeting = Vec<Option<(usize, Post)>>;
 
 struct Machine<'a> {
     plan: &'a Plan,
     ranks: Vec<Rank>,
-    /// By communicator and group.
+    /// By communicator and group: what members have given.
     meetings: BTreeMap<(u32, usize), Meeting>,
     schedule: Schedule,
     random: u64,

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::{OpCall, Operand, batchable};
 
-/// See the [module docs](self).
+/// An op of a plan, with what the rank holds of its operands that holds most.
 #[derive(Debug, Clone)]
 pub struct Call<'a> {
     /// The op.
