@@ -78,7 +78,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
 /// Writes the page and says where.
 fn write_page(plan: &Plan, path: &Path, args: &Args, ui: &Ui) -> Outcome {
     let target = target::load(args.target.as_deref().unwrap_or("h200"))?;
-    check_output(path, &args.plan.input)?;
+    check_output("--html", path, &args.plan.input)?;
     // Says so if the machine cannot run it.
     Prediction::of(plan, &target)?;
     let page = page(plan, &target);
