@@ -122,7 +122,7 @@ impl Figures {
             ),
         );
         let memory = &self.memory;
-        let measured = memory.arenas + memory.workspace + memory.other;
+        let measured = memory.bytes();
         let ranks_here = report.memory.len() as u64;
         line(
             "memory",

@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use ir::Phase;
 use ir::graph::Move;
+use ir::meaning::Meaning;
 use ir::plan::{MemoryProfile, Plan, memory_profile};
 use ir::summary::{CollectiveTotal, Summary};
 use passes::{Dump, GRAPH_PASSES};
 use serde_json::json;
 
+use crate::diff::meaning_text;
 use crate::input::{self, File, Input, ModelArgs};
 use crate::limit::{self, Limit};
 use crate::lint::{self, Finding, Lint};
@@ -69,6 +71,8 @@ enum Emit {
     Local,
     /// Instructions over memory.
     Plan,
+    /// What the plan does, in a form that `planc diff` compares and that changes with it only.
+    Meaning,
 }
 
 impl Emit {
@@ -79,7 +83,7 @@ impl Emit {
             Emit::Sharded => Phase::Sharded,
             Emit::Explicit => Phase::Explicit,
             Emit::Local => Phase::Local,
-            Emit::Plan => return None,
+            Emit::Plan | Emit::Meaning => return None,
         };
         GRAPH_PASSES.iter().rev().find(|it| it.phases().1 == phase).map(|it| it.name())
     }
@@ -143,6 +147,12 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let compiled = result.map_err(|it| file.pass_failure(&it.error))?;
 
     let findings = lint::findings(&compiled);
+    // Otherwise they are part of the summary.
+    if ui.message_format == Some(Format::Json) {
+        for it in findings.iter().filter(|it| !args.deny.contains(&it.lint)) {
+            report::print_aside(&report::warning(ui, Some(it.lint.name()), &it.message()));
+        }
+    }
     let codegen::Compiled { plan, times, dumps, moves, unquantized, .. } = compiled;
     let times = Times { elaborate, passes: times, total };
     if let Some(emit) = args.emit {
@@ -153,6 +163,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         let text = match (text, emit) {
             (Some(dump), _) => dump.text.clone(),
             (None, Emit::Plan) => ir::text::print_plan(&plan),
+            (None, Emit::Meaning) => meaning_text(&Meaning::of(&plan))?,
             (None, _) => return Err(Failure::bug("the phase to emit was not reached")),
         };
         match &args.output {

@@ -70,7 +70,11 @@ impl PlanArgs {
 
 /// The plan in a file, compiled first if the file is a model or IR.
 pub fn plan(path: &Path, model: &ModelArgs) -> Outcome<Plan> {
-    let file = File::read(path)?;
+    plan_in(&File::read(path)?, model)
+}
+
+/// The same, of a file that has been read.
+pub fn plan_in(file: &File<'_>, model: &ModelArgs) -> Outcome<Plan> {
     match file.input(model)? {
         Input::Plan(plan) => Ok(plan),
         Input::Graph(graph, _) => match codegen::compile(graph, &model.options()) {

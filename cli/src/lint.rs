@@ -111,11 +111,16 @@ fn amax(lint: &WeightMeshLint, mesh: &Mesh) -> Finding {
 impl Finding {
     /// ``uneven: `a`, `b` and 3 more have shards``.
     pub fn text(&self) -> String {
+        format!("{}: {}", self.lint.name(), self.message())
+    }
+
+    /// The same without the name of the lint.
+    pub fn message(&self) -> String {
         let shown: Vec<String> = self.tensors.iter().take(2).map(|it| format!("`{it}`")).collect();
         let more = match self.tensors.len() - shown.len() {
             0 => String::new(),
             n => format!(" and {n} more"),
         };
-        format!("{}: {}{more} {}", self.lint.name(), shown.join(", "), self.what)
+        format!("{}{more} {}", shown.join(", "), self.what)
     }
 }

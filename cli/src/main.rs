@@ -1,11 +1,13 @@
 //! The `planc` command. One file per subcommand; what is not presentation belongs to the libraries.
 //!
 //! stdout is what was asked for, stderr is what went wrong. Exit codes: 0, 1 (the user's input), 2
-//! (usage, from clap), 101 (our bug).
+//! (usage, from clap), 101 (our bug); `diff --exit-code` has those of `diff`.
 
 mod bench;
 mod ckpt;
 mod compile;
+mod completions;
+mod diff;
 mod doctor;
 mod explain;
 mod glob;
@@ -52,27 +54,35 @@ enum Command {
     Run(Box<run::Args>),
     Inspect(inspect::Args),
     Verify(verify::Args),
+    Diff(diff::Args),
     Ckpt(ckpt::Args),
     Import(import::Args),
     Bench(bench::Args),
     Doctor(doctor::Args),
     Explain(explain::Args),
+    Completions(completions::Args),
+    Man(completions::ManArgs),
 }
 
 fn main() -> ExitCode {
-    report::install_panic_hook();
-    let cli = Cli::parse();
+    report::install_panic_hook(report::Format::Text);
+    let cli = Cli::try_parse().unwrap_or_else(|it| report::leave_with_usage(&it));
+    report::install_panic_hook(cli.ui.messages());
     let result = match &cli.command {
         Command::Compile(args) => compile::run(args, &cli.ui),
         Command::Sweep(args) => sweep::run(args, &cli.ui),
         Command::Run(args) => run::run(args, &cli.ui),
         Command::Inspect(args) => inspect::run(args, &cli.ui),
         Command::Verify(args) => verify::run(args, &cli.ui),
+        // It has exit codes of its own, those of `diff`.
+        Command::Diff(args) => return diff::run(args, &cli.ui),
         Command::Ckpt(args) => ckpt::run(args, &cli.ui),
         Command::Import(args) => import::run(args, &cli.ui),
         Command::Bench(args) => bench::run(args, &cli.ui),
         Command::Doctor(args) => doctor::run(args, &cli.ui),
         Command::Explain(args) => explain::run(args, &cli.ui),
+        Command::Completions(args) => completions::run(args),
+        Command::Man(args) => completions::man(args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

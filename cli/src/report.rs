@@ -1,5 +1,5 @@
 //! [`Failure`]: an error as the user sees it, on stderr: a report that points into the source, or one
-//! JSON object with `--format json`.
+//! [`Diagnostic`] as JSON on a line of its own with `--message-format json`, as are warnings.
 //!
 //! Every error of a library becomes a `Failure` here and nowhere else.
 
@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use miette::{Diagnostic, GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
+use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
 use miette::{SourceCode, SourceSpan};
 
 use crate::table::{WIDTH, wrapped};
@@ -20,6 +20,9 @@ pub struct Ui {
     /// Print for people or for programs.
     #[arg(long, global = true, value_enum, default_value_t = Format::Text)]
     pub format: Format,
+    /// Errors and warnings on stderr for people or for programs; by default as --format.
+    #[arg(long, global = true, value_enum)]
+    pub message_format: Option<Format>,
     /// Colours in reports; `auto` obeys NO_COLOR and whether stderr is a terminal.
     #[arg(long, global = true, value_enum, default_value_t = Color::Auto)]
     pub color: Color,
@@ -51,6 +54,54 @@ pub enum Color {
     Never,
 }
 
+impl Ui {
+    /// How errors and warnings are printed.
+    pub fn messages(&self) -> Format {
+        self.message_format.unwrap_or(self.format)
+    }
+
+    /// How to colour what is printed to stdout.
+    pub fn paint(&self) -> Paint {
+        Paint(self.color.is_on(std::io::stdout().is_terminal()))
+    }
+}
+
+impl Color {
+    fn is_on(self, terminal: bool) -> bool {
+        let no_color = || std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
+        match self {
+            Color::Auto => terminal && !no_color(),
+            Color::Always => true,
+            Color::Never => false,
+        }
+    }
+}
+
+/// Colours text, or leaves it as it is.
+#[derive(Debug, Clone, Copy)]
+pub struct Paint(bool);
+
+impl Paint {
+    /// What was.
+    pub fn red(self, text: &str) -> String {
+        self.with("31", text)
+    }
+
+    /// What is.
+    pub fn green(self, text: &str) -> String {
+        self.with("32", text)
+    }
+
+    /// A heading.
+    pub fn bold(self, text: &str) -> String {
+        self.with("1", text)
+    }
+
+    fn with(self, code: &str, text: &str) -> String {
+        if self.0 { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_string() }
+    }
+}
+
 /// What a command gives back.
 pub type Outcome<T = ()> = Result<T, Box<Failure>>;
 
@@ -80,17 +131,35 @@ pub struct Place {
     pub spot: Option<(String, Range<usize>)>,
 }
 
-/// A failure for programs; line and column count from 1, columns in characters.
+/// An error or a warning for programs: the fields of rustc's that have a meaning here.
 #[derive(serde::Serialize)]
-struct Object<'a> {
-    code: &'a str,
+struct Diagnostic<'a> {
+    /// `error` or `warning`.
+    level: &'a str,
+    /// `PL0204` of an error, `uneven` of a lint; null where there is none.
+    code: Option<&'a str>,
     message: &'a str,
+    /// Where; empty if it has no place.
+    spans: Vec<SpanView<'a>>,
+    /// What would fix it.
     help: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     details: Option<&'a serde_json::Value>,
-    file: Option<String>,
+}
+
+/// Lines and columns count from 1, columns in characters, bytes from 0; ends are exclusive. What has no
+/// place in its file has a file only.
+#[derive(serde::Serialize)]
+struct SpanView<'a> {
+    file: String,
     line: Option<usize>,
     column: Option<usize>,
+    end_line: Option<usize>,
+    end_column: Option<usize>,
+    byte_start: Option<usize>,
+    byte_end: Option<usize>,
+    /// The line at fault.
+    text: Option<&'a str>,
 }
 
 impl Failure {
@@ -140,8 +209,8 @@ impl Failure {
 
     /// Prints it on stderr; the exit code it asks for.
     pub fn report(&self, ui: &Ui) -> ExitCode {
-        let text = match (ui.format, self.is_bug) {
-            (Format::Json, _) => format!("{}\n", self.json()),
+        let text = match (ui.messages(), self.is_bug) {
+            (Format::Json, _) => self.json(),
             (Format::Text, true) => bug_text(&self.message),
             (Format::Text, false) => self.text(theme(ui.color)),
         };
@@ -156,17 +225,15 @@ impl Failure {
 
     /// One JSON object on one line.
     fn json(&self) -> String {
-        let position = self.place.as_ref().and_then(Place::position);
-        let object = Object {
-            code: self.code,
+        let diagnostic = Diagnostic {
+            level: "error",
+            code: Some(self.code),
             message: &self.message,
+            spans: self.place.iter().map(Place::span).collect(),
             help: self.help.as_deref(),
             details: self.details.as_ref(),
-            file: self.place.as_ref().map(|it| it.file.display().to_string()),
-            line: position.map(|it| it.0),
-            column: position.map(|it| it.1),
         };
-        serde_json::to_string(&object).unwrap_or_else(|it| it.to_string())
+        diagnostic.line()
     }
 
     fn text(&self, theme: GraphicalTheme) -> String {
@@ -183,14 +250,85 @@ impl Failure {
     }
 }
 
-impl Place {
-    /// Line and column of the first byte at fault, from 1.
-    fn position(&self) -> Option<(usize, usize)> {
-        let (text, bytes) = self.spot.as_ref()?;
-        let before = text.get(..bytes.start)?;
-        let line_start = before.rfind('\n').map_or(0, |it| it + 1);
-        Some((before.matches('\n').count() + 1, before[line_start..].chars().count() + 1))
+impl Diagnostic<'_> {
+    fn line(&self) -> String {
+        format!("{}\n", serde_json::to_string(self).unwrap_or_else(|it| it.to_string()))
     }
+}
+
+/// A warning on stderr; `code` is the name of a lint, if it is one.
+pub fn warning(ui: &Ui, code: Option<&str>, message: &str) -> String {
+    let diagnostic =
+        Diagnostic { level: "warning", code, message, spans: vec![], help: None, details: None };
+    match ui.messages() {
+        Format::Text => format!("warning: {message}\n"),
+        Format::Json => diagnostic.line(),
+    }
+}
+
+/// Reports an error of the command line, as clap does unless the line asks for JSON, and leaves.
+pub fn leave_with_usage(error: &clap::Error) -> ! {
+    let args: Vec<String> = std::env::args().collect();
+    let value = |name: &str| {
+        let after = args.iter().position(|it| it == name).and_then(|it| args.get(it + 1));
+        after
+            .map(String::as_str)
+            .or(args.iter().find_map(|it| it.strip_prefix(name)?.strip_prefix('=')))
+    };
+    let json = value("--message-format").or(value("--format")) == Some("json");
+    if !(json && error.use_stderr()) {
+        error.exit();
+    }
+    let text = error.render().to_string();
+    let (message, help) = text.split_once("\n\n").unwrap_or((&text, ""));
+    let diagnostic = Diagnostic {
+        level: "error",
+        code: None,
+        message: message.trim_start_matches("error: "),
+        spans: vec![],
+        help: Some(help.trim()).filter(|it| !it.is_empty()),
+        details: None,
+    };
+    print_aside(&diagnostic.line());
+    std::process::exit(error.exit_code());
+}
+
+impl Place {
+    fn span(&self) -> SpanView<'_> {
+        let file = self.file.display().to_string();
+        let Some((text, bytes)) = &self.spot else {
+            let (line, column, end_line, end_column) = (None, None, None, None);
+            let (byte_start, byte_end) = (None, None);
+            return SpanView {
+                file,
+                line,
+                column,
+                end_line,
+                end_column,
+                byte_start,
+                byte_end,
+                text: None,
+            };
+        };
+        let (start, end) = (position(text, bytes.start), position(text, bytes.end));
+        SpanView {
+            file,
+            line: start.map(|it| it.0),
+            column: start.map(|it| it.1),
+            end_line: end.map(|it| it.0),
+            end_column: end.map(|it| it.1),
+            byte_start: Some(bytes.start),
+            byte_end: Some(bytes.end),
+            text: start.and_then(|it| text.lines().nth(it.0 - 1)),
+        }
+    }
+}
+
+/// Line and column of a byte, from 1.
+fn position(text: &str, byte: usize) -> Option<(usize, usize)> {
+    let before = text.get(..byte)?;
+    let line_start = before.rfind('\n').map_or(0, |it| it + 1);
+    Some((before.matches('\n').count() + 1, before[line_start..].chars().count() + 1))
 }
 
 /// A [`Failure`] as `miette` wants it.
@@ -225,7 +363,7 @@ impl fmt::Display for Report<'_> {
 
 impl std::error::Error for Report<'_> {}
 
-impl Diagnostic for Report<'_> {
+impl miette::Diagnostic for Report<'_> {
     fn code(&self) -> Option<Box<dyn fmt::Display + '_>> {
         Some(Box::new(format!("error[{}]", self.failure.code)))
     }
@@ -258,13 +396,7 @@ fn fitted(text: &str, width: usize) -> String {
 /// Pictures and colours on a terminal, plain ASCII elsewhere.
 fn theme(color: Color) -> GraphicalTheme {
     let terminal = std::io::stderr().is_terminal();
-    let no_color = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
-    let colors = match color {
-        Color::Auto => terminal && !no_color,
-        Color::Always => true,
-        Color::Never => false,
-    };
-    match (terminal, colors) {
+    match (terminal, color.is_on(terminal)) {
         (true, true) => GraphicalTheme::unicode(),
         (true, false) => GraphicalTheme::unicode_nocolor(),
         (false, true) => GraphicalTheme::ascii(),
@@ -282,11 +414,14 @@ fn bug_text(message: &str) -> String {
 }
 
 /// Replaces Rust's panic message, which is for programmers, by one for users.
-pub fn install_panic_hook() {
-    std::panic::set_hook(Box::new(|info| {
+pub fn install_panic_hook(messages: Format) {
+    std::panic::set_hook(Box::new(move |info| {
         let place = info.location().map_or(String::new(), |it| format!(" ({it})"));
         let message = format!("{}{place}", panic_message(info.payload()));
-        print_aside(&panic_text(&message, std::thread::current().name()));
+        print_aside(&match (messages, std::thread::current().name()) {
+            (Format::Json, Some("main")) => Failure::bug(message).json(),
+            (_, thread) => panic_text(&message, thread),
+        });
     }));
 }
 

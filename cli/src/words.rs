@@ -25,23 +25,9 @@ pub fn refinements(mesh: &Mesh) -> Vec<String> {
     res
 }
 
-/// Axes in `text`, with all parts of one axis together written as that axis:
-/// `tp_kv, tp_rep` -> `tp`, `[tp_kv.tp_rep.dp, _]` -> `[tp.dp, _]`.
+/// [`Mesh::in_user_axes`].
 pub fn user_axes(mesh: &Mesh, text: &str, separator: &str) -> String {
-    let mut res = text.to_string();
-    for (name, _) in mesh.user_axes() {
-        let parts = parts(mesh, name);
-        if !parts.is_empty() {
-            res = res.replace(&parts.join(separator), name);
-        }
-    }
-    res
-}
-
-/// Names of the axes that `name` was cut into; none if it was not.
-fn parts<'a>(mesh: &'a Mesh, name: &str) -> Vec<&'a str> {
-    let parts = mesh.axes.iter().filter(|it| it.part_of.as_deref() == Some(name));
-    parts.map(|it| it.name.as_str()).collect()
+    mesh.in_user_axes(text, separator)
 }
 
 /// `model.layers.3.mlp.act` -> `model.layers.*.mlp.act`.

@@ -23,7 +23,7 @@ use crate::run::Run;
 use crate::types::{Shape, TensorType};
 
 pub use clocks::{Clock, Clocks, covers, join};
-pub use profile::{MemoryProfile, live_bytes, memory_profile};
+pub use profile::{MemoryProfile, memory_profile};
 
 /// Offsets of buffers are multiples of this.
 pub const ALIGN: u64 = 256;

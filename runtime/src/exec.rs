@@ -84,6 +84,13 @@ pub struct MemoryUse {
     pub other_declared: u64,
 }
 
+impl MemoryUse {
+    /// All of it.
+    pub fn bytes(&self) -> u64 {
+        self.arenas + self.workspace + self.other
+    }
+}
+
 /// Runs a section and waits until it is done.
 pub fn run(
     plan: &BoundPlan,

@@ -3,7 +3,7 @@
 //! Reading order: [`bind`] (a plan becomes the program of one rank), [`exec`] (the loop over it),
 //! [`backend`] (what runs an instruction), [`comm`] (how ranks meet), [`launch`] (which ranks run in
 //! this process), [`session`] (those ranks at work), [`mod@checkpoint`] (their state on disk),
-//! [`mod@train`] (the training loop).
+//! [`mod@train`] (the training loop), [`trace`] and [`tensorboard`] (what it leaves for others to look at).
 
 pub mod backend;
 pub mod bench;
@@ -19,6 +19,8 @@ pub mod memory;
 mod pieces;
 pub mod place;
 pub mod session;
+pub mod tensorboard;
+pub mod trace;
 pub mod train;
 pub mod weights;
 
@@ -29,4 +31,5 @@ pub use error::RunError;
 pub use launch::{Launch, LaunchFlags};
 pub use place::{Device, Place};
 pub use session::{RANKS_MAX, Session, SessionOptions, StepReport};
-pub use train::{Event, TrainOptions, train};
+pub use trace::TraceOptions;
+pub use train::{Event, StepLine, TrainOptions, train};

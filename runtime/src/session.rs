@@ -38,6 +38,7 @@ use crate::error::RunError;
 use crate::exec::{self, Backend, MemoryUse, Span};
 use crate::launch::{Hosted, HostedRank};
 use crate::pieces::{fill, for_each_piece};
+use crate::trace::{Measured, Recorder};
 use crate::weights::{Weights, halves, init_values};
 
 /// The most ranks that run in one process.
@@ -80,6 +81,8 @@ pub struct StepReport {
     pub tokens: u64,
     /// How long it took.
     pub seconds: f64,
+    /// Bytes of the rank of this process that takes most of its device, where that was asked for.
+    pub memory_bytes: Option<u64>,
     /// What the user should know, a line each.
     pub warnings: Vec<String>,
 }
@@ -121,6 +124,8 @@ pub(crate) struct Rank {
     first: bool,
     /// How many threads it may use to make values.
     threads: usize,
+    /// Where it writes down what it runs, while that is traced.
+    recorder: Option<Recorder>,
 }
 
 /// Makes what runs a rank's instructions, on the rank's own thread.
@@ -233,6 +238,7 @@ impl Session {
             grad_norm: result("grad_norm"),
             tokens: batch.tokens.len() as u64,
             seconds: began.elapsed().as_secs_f64(),
+            memory_bytes: None,
             results,
             warnings,
         })
@@ -366,6 +372,26 @@ impl Session {
     /// When each instruction of the section that ran last was at work, for each rank of this process.
     pub fn times(&self) -> Result<Vec<Vec<Span>>, RunError> {
         self.on_all(|rank| rank.backend.times())
+    }
+
+    /// From now on, ranks of this process write down when each instruction is at work, in seconds from
+    /// `origin`; where each does so, by rank.
+    pub fn record(&self, origin: Instant) -> Result<Vec<(u64, Recorder)>, RunError> {
+        self.on_all(move |rank| {
+            rank.backend.keep_times(true)?;
+            let recorder = Recorder::new(origin);
+            rank.recorder = Some(recorder.clone());
+            Ok((rank.bound.rank, recorder))
+        })
+    }
+
+    /// Ends what [`Session::record`] began.
+    pub fn stop_recording(&self) -> Result<(), RunError> {
+        self.on_all(|rank| {
+            rank.recorder = None;
+            rank.backend.keep_times(false)
+        })?;
+        Ok(())
     }
 
     /// What each rank of this process takes of its device's memory.
@@ -603,7 +629,8 @@ fn make_rank(
     }));
     match made.unwrap_or_else(|it| Err(panic_error(&*it))) {
         Ok((bound, backend)) => {
-            Ok(Rank { plan, bound, control, backend, kept: Vec::new(), first, threads })
+            let (kept, recorder) = (Vec::new(), None);
+            Ok(Rank { plan, bound, control, backend, kept, first, threads, recorder })
         }
         Err(error) => Err((control, error)),
     }
@@ -635,7 +662,19 @@ fn panic_error(payload: &(dyn std::any::Any + Send)) -> RunError {
 
 impl Rank {
     fn run(&mut self, section: PlanSection) -> Result<(), RunError> {
-        exec::run(&self.bound, section, &mut *self.backend)
+        let Some(recorder) = self.recorder.clone() else {
+            return exec::run(&self.bound, section, &mut *self.backend);
+        };
+        let began = recorder.now();
+        let result = exec::run(&self.bound, section, &mut *self.backend);
+        let ended = recorder.now();
+        // Of what failed, there may be times of a part, or none.
+        let spans = match &result {
+            Ok(()) => self.backend.times()?,
+            Err(_) => self.backend.times().unwrap_or_default(),
+        };
+        recorder.push(Measured { section, began, ended, spans });
+        result
     }
 
     /// The error, with this rank and its instruction.

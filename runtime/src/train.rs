@@ -5,6 +5,7 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use checkpoint::save::Position;
 use checkpoint::save::folder::{checkpoints, newest, step_name};
@@ -16,11 +17,14 @@ use serde::Serialize;
 
 use crate::checkpoint::load::{LoadOptions, LoadReport, Loaded};
 use crate::checkpoint::save::{SaveOptions, SaveReport, Saved, Saver};
-use crate::data::{Data, TokenWidth};
+use crate::data::{Batch, Data, TokenWidth};
 use crate::error::RunError;
+use crate::exec::MemoryUse;
 use crate::launch::{Hosted, HostedRank};
 use crate::place::Place;
 use crate::session::{Session, SessionOptions, StepReport};
+use crate::tensorboard::EventFile;
+use crate::trace::{Trace, TraceOptions};
 use crate::weights::Weights;
 
 /// What `planc run` can be told; what is absent is taken from the plan.
@@ -36,8 +40,14 @@ pub struct TrainOptions {
     pub weights: Vec<PathBuf>,
     /// Where to write a line of JSON a step; added to what is there if a checkpoint is loaded.
     pub metrics: Option<PathBuf>,
+    /// Where to write event files for TensorBoard.
+    pub tensorboard: Option<PathBuf>,
+    /// What to trace.
+    pub trace: Option<TraceOptions>,
     /// How often [`TrainOptions::logs`] says yes; 0 is as 1.
     pub log_every: u64,
+    /// Whether reports of steps to log have memory, which is asked of the device.
+    pub memory: bool,
     /// Seed of initial weights, dropout and synthetic data.
     pub seed: Option<u64>,
     /// When and where to save; never, if not given.
@@ -55,6 +65,9 @@ pub struct TrainOptions {
 pub enum Event<'a> {
     /// A checkpoint was loaded; training goes on from there.
     Loaded(&'a LoadReport),
+    /// The folder to save into has these steps after the one that training goes on from; they are removed
+    /// once there is a new checkpoint.
+    RolledBack(&'a [u64]),
     /// A step was done.
     Step(&'a StepReport),
     /// A checkpoint was saved.
@@ -63,15 +76,54 @@ pub enum Event<'a> {
     Warning(&'a str),
 }
 
-/// One line of `--metrics`. JSON has no NaN: it is `null`.
-#[derive(Debug, Clone, Serialize)]
-struct Metrics {
-    step: u64,
-    loss: Option<f64>,
-    grad_norm: Option<f64>,
-    lr: f64,
-    tokens_per_s: f64,
-    tokens: u64,
+/// A step as it is written down: a line of `--metrics`, of a log in JSON, the scalars of TensorBoard. JSON
+/// has no NaN: it is `null`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct StepLine {
+    /// Which step, from 1.
+    pub step: u64,
+    /// The loss, if the plan has one.
+    pub loss: Option<f64>,
+    /// The norm of all gradients before clipping, if the plan has it.
+    pub grad_norm: Option<f64>,
+    /// The learning rate.
+    pub lr: f64,
+    /// Tokens of the global batch a second.
+    pub tokens_per_s: f64,
+    /// Tokens of the global batch.
+    pub tokens: u64,
+    /// How long the step took.
+    pub seconds: f64,
+    /// Bytes of the fullest rank of the process that reports, if it was asked.
+    pub memory_bytes: Option<u64>,
+}
+
+impl StepLine {
+    /// Of a report.
+    pub fn of(report: &StepReport) -> StepLine {
+        StepLine {
+            step: report.step,
+            loss: report.loss.map(f64::from),
+            grad_norm: report.grad_norm.map(f64::from),
+            lr: report.lr,
+            tokens_per_s: report.tokens_per_s(),
+            tokens: report.tokens,
+            seconds: report.seconds,
+            memory_bytes: report.memory_bytes,
+        }
+    }
+
+    /// What there is of it, by the names of its fields.
+    pub fn scalars(&self) -> Vec<(&'static str, f64)> {
+        let all = [
+            ("loss", self.loss),
+            ("grad_norm", self.grad_norm),
+            ("lr", Some(self.lr)),
+            ("tokens_per_s", Some(self.tokens_per_s)),
+            ("memory_bytes", self.memory_bytes.map(|it| it as f64)),
+        ];
+        all.into_iter().filter_map(|it| Some((it.0, it.1?))).collect()
+    }
 }
 
 /// Inputs that the loop fills.
@@ -108,7 +160,15 @@ pub fn train(
     };
     let session = SessionOptions { seed: start.position.seed, ..SessionOptions::default() };
     let session = options.place.start(plan, &session, hosted)?;
-    match run(&session, start, options, &mut on_event) {
+    let mut trace = match &options.trace {
+        Some(it) if session.is_first() => {
+            Some(Trace::create(plan, it, &session.ranks_here()).map_err(|it| session.fail(it))?)
+        }
+        Some(_) | None => None,
+    };
+    let result = run(&session, start, options, trace.as_mut(), &mut on_event);
+    let ended = trace.map_or(Ok(()), |it| it.finish(result.as_ref().err()));
+    match result.and(ended) {
         Ok(()) => Ok(session),
         Err(error) => Err(session.fail(error)),
     }
@@ -118,6 +178,9 @@ pub fn train(
 fn facts(plan: &Plan, options: &TrainOptions) -> Vec<(&'static str, u64)> {
     let mut res =
         vec![("seed", options.seed.unwrap_or(plan.run.seed)), ("steps", options.steps(plan))];
+    if let Some(it) = &options.trace {
+        res.push(("trace", stream_key(&format!("{:?}", it.steps))));
+    }
     // Folders may have another name on another machine.
     if let Some(it) = &options.save {
         res.push((
@@ -257,6 +320,7 @@ fn run(
     session: &Session,
     start: Start,
     options: &TrainOptions,
+    mut trace: Option<&mut Trace<'_>>,
     on_event: &mut dyn FnMut(Event<'_>),
 ) -> Result<(), RunError> {
     let plan = session.plan();
@@ -269,15 +333,16 @@ fn run(
         }
         None => None,
     };
-    let Start { mut position, loaded, data, .. } = start;
-    let metrics = options.metrics.as_deref().filter(|_| session.is_first());
-    let append = loaded.is_some();
+    let Start { mut position, loaded, data, abandoned, .. } = start;
     let from = loaded.as_ref().map(|it| it.path().to_path_buf());
-    let mut metrics = metrics.map(|it| MetricsFile::open(it, append)).transpose()?;
+    let mut lines = Lines::open(session, options, from.as_ref().map(|_| position.step))?;
     if let Some(loaded) = loaded {
         let report = loaded.apply(session, position.seed)?;
         report.warnings.iter().for_each(|it| on_event(Event::Warning(it)));
         on_event(Event::Loaded(&report));
+        if !abandoned.is_empty() {
+            on_event(Event::RolledBack(&abandoned));
+        }
     } else {
         if !options.weights.is_empty() {
             session.load_weights(&Weights::open(plan, &options.weights)?)?;
@@ -301,10 +366,17 @@ fn run(
     }
     for step in position.step + 1..=steps {
         let batch = data.batch(position.sample / batch_size)?;
-        let report = session.step(&batch, plan.run.schedule.at(step - 1), step)?;
-        if let Some(metrics) = &mut metrics {
-            metrics.write(&report)?;
+        let lr = plan.run.schedule.at(step - 1);
+        let traced = options.trace.as_ref().is_some_and(|it| it.has(step, steps));
+        let mut report = match traced {
+            true => traced_step(session, &batch, lr, step, trace.as_deref_mut())?,
+            false => session.step(&batch, lr, step)?,
+        };
+        if lines.is_any() || options.memory && options.logs(step, steps) {
+            let all = session.memory()?;
+            report.memory_bytes = all.iter().map(MemoryUse::bytes).max();
         }
+        lines.write(&report)?;
         on_event(Event::Step(&report));
         position = Position { step, sample: position.sample + batch_size, ..position };
         if let Some(saver) = &mut saver {
@@ -347,6 +419,64 @@ fn check_batch(plan: &Plan) -> Result<(), RunError> {
     }
 }
 
+/// A step of which every rank keeps times: all do, so that none replays what another queues call by call.
+fn traced_step(
+    session: &Session,
+    batch: &Batch,
+    lr: f64,
+    step: u64,
+    trace: Option<&mut Trace<'_>>,
+) -> Result<StepReport, RunError> {
+    let origin = trace.as_ref().map_or_else(Instant::now, |it| it.origin());
+    let recorders = session.record(origin)?;
+    let report = session.step(batch, lr, step);
+    if let Some(trace) = trace {
+        let ranks: Vec<_> = recorders.iter().map(|it| (it.0, it.1.take())).collect();
+        trace.step(step, &ranks)?;
+    }
+    let report = report?;
+    session.stop_recording()?;
+    Ok(report)
+}
+
+/// Files that get a line a step.
+struct Lines {
+    metrics: Option<MetricsFile>,
+    tensorboard: Option<EventFile>,
+}
+
+impl Lines {
+    /// Those that were asked for, on the process that reports; `after` is the step of the checkpoint that the
+    /// run goes on from, behind which they go on.
+    fn open(
+        session: &Session,
+        options: &TrainOptions,
+        after: Option<u64>,
+    ) -> Result<Lines, RunError> {
+        let metrics = options.metrics.as_deref().filter(|_| session.is_first());
+        let tensorboard = options.tensorboard.as_deref().filter(|_| session.is_first());
+        Ok(Lines {
+            metrics: metrics.map(|it| MetricsFile::open(it, after.is_some())).transpose()?,
+            tensorboard: tensorboard.map(|it| EventFile::create(it, after)).transpose()?,
+        })
+    }
+
+    fn is_any(&self) -> bool {
+        self.metrics.is_some() || self.tensorboard.is_some()
+    }
+
+    fn write(&mut self, report: &StepReport) -> Result<(), RunError> {
+        let line = StepLine::of(report);
+        if let Some(metrics) = &mut self.metrics {
+            metrics.write(&line)?;
+        }
+        match &mut self.tensorboard {
+            Some(it) => it.write(line.step, &line.scalars()),
+            None => Ok(()),
+        }
+    }
+}
+
 struct MetricsFile {
     path: PathBuf,
     out: BufWriter<File>,
@@ -362,17 +492,9 @@ impl MetricsFile {
     }
 
     /// Writes a line at once, so that a run that is killed leaves all that it did.
-    fn write(&mut self, report: &StepReport) -> Result<(), RunError> {
-        let line = Metrics {
-            step: report.step,
-            loss: report.loss.map(f64::from),
-            grad_norm: report.grad_norm.map(f64::from),
-            lr: report.lr,
-            tokens_per_s: report.tokens_per_s(),
-            tokens: report.tokens,
-        };
+    fn write(&mut self, line: &StepLine) -> Result<(), RunError> {
         let fail = |it: std::io::Error| RunError::write(&self.path, &it);
-        serde_json::to_writer(&mut self.out, &line).map_err(|it| fail(it.into()))?;
+        serde_json::to_writer(&mut self.out, line).map_err(|it| fail(it.into()))?;
         self.out.write_all(b"\n").map_err(fail)?;
         self.out.flush().map_err(fail)
     }

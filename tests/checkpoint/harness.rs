@@ -87,6 +87,7 @@ pub fn try_train(plan: &Plan, options: &TrainOptions) -> Result<Trained, RunErro
         Event::Warning(it) => warnings.push(it.to_string()),
         Event::Saved(it) => saved.push(it.path.clone()),
         Event::Loaded(it) => loaded = Some(it.clone()),
+        Event::RolledBack(_) => (),
     })?;
     Ok(Trained { session, losses, warnings, saved, loaded })
 }

@@ -75,11 +75,14 @@ type Turn<T = ()> = Result<T, Outcome>;
 /// What one member gives to a collective.
 type Post = Rc<Vec<Vec<u8>>>;
 
+/// What each member has given, and for which instruction.
+type Meeting = Vec<Option<(usize, Post)>>;
+
 struct Machine<'a> {
     plan: &'a Plan,
     ranks: Vec<Rank>,
-    /// By communicator and group: what members have given.
-    meetings: BTreeMap<(u32, usize), Vec<Option<(usize, Post)>>>,
+    /// By communicator and group.
+    meetings: BTreeMap<(u32, usize), Meeting>,
     schedule: Schedule,
     random: u64,
     /// The coordinate that goes on, and for how many turns.

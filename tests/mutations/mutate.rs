@@ -71,7 +71,7 @@ impl Kind {
             Kind::DuplicateReduction => &[Reductions, Values, Lifetimes, Races],
             Kind::ChangeAxes => &[Types, Reductions, Communication],
             Kind::DropAllGather => &[Types, Values, States],
-            Kind::AliasBuffers => &[Values, Lifetimes, Races, Types],
+            Kind::AliasBuffers => &[Values, Lifetimes, Races, Types, Memory, States],
             Kind::ChangeDtype => &[Types],
             Kind::ReorderStreams => &[Communication, Races, Values, Lifetimes],
         }

@@ -7,7 +7,7 @@ use runtime::{LoadOptions, Reshard};
 use serde::Serialize;
 
 use crate::input::{ModelArgs, plan};
-use crate::report::{Failure, Outcome, Ui, print_aside, print_view};
+use crate::report::{Failure, Outcome, Ui, print_aside, print_view, warning};
 use crate::run::failure;
 use crate::table::{Align, Table, bytes, plural};
 use crate::words::mesh_text;
@@ -62,7 +62,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     };
     let reshard = Reshard::open(&plan, &options).map_err(|it| failure(&it, &args.path))?;
     for it in reshard.warnings() {
-        print_aside(&format!("warning: {}\n", clean(it)));
+        print_aside(&warning(ui, None, &clean(it)));
     }
     let mut view = View::of(&reshard, mesh_text(&plan.mesh));
     if view.total_bytes != view.unique_bytes {

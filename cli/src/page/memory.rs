@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cranelift_entity::SecondaryMap;
-use ir::plan::{Buffer, Plan, PlanSection, Role, live_bytes};
+use ir::plan::{Buffer, Plan, PlanSection, Role};
 use maud::{Markup, PreEscaped, html};
 
 use super::phases::{Phase, Purpose, STEP, purposes};
@@ -76,7 +76,7 @@ fn peak_index(cx: &Cx) -> Option<usize> {
 
 /// Live bytes of each purpose at each instruction.
 fn curves(cx: &Cx, purposes: &Purposes) -> Vec<(Purpose, Vec<u64>)> {
-    let of = |purpose| live_bytes(cx.plan, STEP, |it| purposes[it] == Some(purpose));
+    let of = |purpose| cx.plan.live_bytes(STEP, |it| purposes[it] == Some(purpose));
     Purpose::ALL.into_iter().map(|it| (it, of(it))).collect()
 }
 

@@ -3,10 +3,7 @@
 use std::path::PathBuf;
 
 use checkpoint::save::folder::newest;
-use runtime::{Busy, LoadOptions, LoadReport, OnFailure, SaveOptions, SaveReport};
-use serde_json::{Value, json};
-
-use crate::table::bytes;
+use runtime::{Busy, LoadOptions, OnFailure, SaveOptions};
 
 /// Checkpoints.
 ///
@@ -107,49 +104,4 @@ impl CheckpointArgs {
         let load = self.load()?.path;
         (!self.resume || newest(&load).is_ok_and(|it| it.is_some())).then_some(load)
     }
-}
-
-/// `resumed from ckpt/step-50 at step 51; read 1.40 MiB in 0.02 s, with 64.0 KiB of memory besides`.
-pub fn loaded_text(report: &LoadReport) -> String {
-    format!(
-        "resumed from {} at step {}; read {} in {:.2} s, with {} of memory besides\n",
-        report.path.display(),
-        report.step + 1,
-        bytes(report.bytes),
-        report.seconds,
-        bytes(report.extra_memory),
-    )
-}
-
-/// The same for programs.
-pub fn loaded_json(report: &LoadReport) -> Value {
-    json!({ "loaded": {
-        "path": report.path.display().to_string(),
-        "step": report.step,
-        "seed": report.seed,
-        "bytes": report.bytes,
-        "extra_memory": report.extra_memory,
-        "seconds": report.seconds,
-    } })
-}
-
-/// `saved ckpt/step-50: 1.40 MiB in 0.03 s`.
-pub fn saved_text(report: &SaveReport) -> String {
-    let waited = report.waited.as_secs_f64();
-    let waited = match waited < report.seconds {
-        true => format!(", of which training waited {waited:.2} s"),
-        false => String::new(),
-    };
-    let (path, n) = (report.path.display(), bytes(report.bytes));
-    format!("saved {path}: {n} in {:.2} s{waited}\n", report.seconds)
-}
-
-/// The same for programs.
-pub fn saved_json(report: &SaveReport) -> Value {
-    json!({ "saved": {
-        "path": report.path.display().to_string(),
-        "bytes": report.bytes,
-        "seconds": report.seconds,
-        "waited": report.waited.as_secs_f64(),
-    } })
 }

@@ -117,8 +117,8 @@ fn run_speaks_json_lines() {
     let folder = Folder::new("run_json", &[]);
     let text = folder.works("run model.ron --mesh 1 --steps 2 --format json");
     let lines: Vec<Value> = text.lines().map(json).collect();
-    assert_eq!(lines[0]["step"], 1);
-    assert_eq!(lines[2]["summary"]["steps"], 2);
+    assert_eq!(lines[1]["step"], 1);
+    assert_eq!((&lines[3]["event"], &lines[3]["steps"]), (&json(r#""summary""#), &json("2")));
 }
 
 #[test]

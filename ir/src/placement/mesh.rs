@@ -264,6 +264,17 @@ impl Mesh {
         axes.iter().map(|it| self.name(it)).collect::<Vec<&str>>().join(", ")
     }
 
+    /// Axes in `text`, with all parts of one of the user's axes together written as that:
+    /// `tp_kv, tp_rep` -> `tp`, `[tp_kv.tp_rep.dp, _]` -> `[tp.dp, _]`.
+    pub fn in_user_axes(&self, text: &str, separator: &str) -> String {
+        let mut res = text.to_string();
+        for parts in self.groups().filter(|it| it[0].part_of.is_some()) {
+            let names: Vec<&str> = parts.iter().map(|it| it.name.as_str()).collect();
+            res = res.replace(&names.join(separator), parts[0].user_name());
+        }
+        res
+    }
+
     /// The error for a name that is no axis here.
     pub fn unknown(&self, name: &str) -> PlacementError {
         PlacementError::UnknownAxis { name: name.to_string(), known: self.names(self.all()) }

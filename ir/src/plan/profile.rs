@@ -44,7 +44,7 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
     for sections in PlanSection::TIMELINES {
         let at: Vec<(PlanSection, usize)> = plan.timeline(sections).map(|it| it.0).collect();
         let mut peak = None;
-        for (index, live) in live_bytes(plan, sections, |_| true).into_iter().enumerate() {
+        for (index, live) in plan.live_bytes(sections, |_| true).into_iter().enumerate() {
             if live > res.live_bytes {
                 res.live_bytes = live;
                 peak = Some(index);
@@ -52,37 +52,14 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
         }
         let Some(index) = peak else { continue };
         res.peak = Some(at[index]);
-        let spans = plan.spans(sections);
-        let spans = spans.iter().filter_map(|it| Some((it.0, (*it.1)?)));
-        let live = spans.filter(|&(_, (first, last))| first <= index && index <= last);
-        res.largest = live.map(|it| (it.0, plan.local_bytes(it.0))).collect();
+    }
+    if let Some(at) = res.peak {
+        let live = plan.live_at(at).into_iter();
+        res.largest = live.map(|it| (it, plan.local_bytes(it))).collect();
         res.largest.sort_by_key(|&(buffer, bytes)| (std::cmp::Reverse(bytes), buffer.index()));
         res.largest.truncate(N_LARGEST);
     }
     res
-}
-
-/// Bytes of the step's arena that are live at each instruction of a timeline, of the buffers that count.
-pub fn live_bytes(
-    plan: &Plan,
-    sections: &[PlanSection],
-    counts: impl Fn(Buffer) -> bool,
-) -> Vec<u64> {
-    let at: Vec<(PlanSection, usize)> = plan.timeline(sections).map(|it| it.0).collect();
-    let mut deltas = vec![0_i64; at.len() + 1];
-    for (buffer, span) in plan.spans(sections).iter() {
-        let Some((first, last)) = span.filter(|_| counts(buffer)) else { continue };
-        let bytes = plan.local_bytes(buffer) as i64;
-        deltas[first + usize::from(plan.takes_over(at[first], buffer))] += bytes;
-        deltas[last.saturating_add(1).min(at.len())] -= bytes;
-    }
-    deltas.truncate(at.len());
-    let mut live = 0;
-    deltas.iter_mut().for_each(|it| {
-        live += *it;
-        *it = live;
-    });
-    deltas.into_iter().map(|it| it as u64).collect()
 }
 
 impl Plan {
@@ -93,6 +70,42 @@ impl Plan {
         let mut others = reads.iter().filter(|&&it| it != buffer).map(|&it| &self.buffers[it]);
         data.offset.is_some()
             && others.any(|it| it.offset == data.offset && it.role.arena() == Arena::Step)
+    }
+
+    /// Bytes of the step's arena that are live at each instruction of a timeline, of the buffers that count.
+    pub fn live_bytes(
+        &self,
+        sections: &[PlanSection],
+        counts: impl Fn(Buffer) -> bool,
+    ) -> Vec<u64> {
+        let at: Vec<(PlanSection, usize)> = self.timeline(sections).map(|it| it.0).collect();
+        let mut deltas = vec![0_i64; at.len() + 1];
+        for (buffer, span) in self.spans(sections).iter() {
+            let Some((first, last)) = span.filter(|_| counts(buffer)) else { continue };
+            let bytes = self.local_bytes(buffer) as i64;
+            deltas[first + usize::from(self.takes_over(at[first], buffer))] += bytes;
+            deltas[last.saturating_add(1).min(at.len())] -= bytes;
+        }
+        let mut live = 0;
+        deltas
+            .iter()
+            .take(at.len())
+            .map(|it| {
+                live += it;
+                live as u64
+            })
+            .collect()
+    }
+
+    /// Buffers of the step's arena that are live at an instruction.
+    pub fn live_at(&self, at: (PlanSection, usize)) -> Vec<Buffer> {
+        let mut timelines = PlanSection::TIMELINES.into_iter();
+        let sections = timelines.find(|it| it.contains(&at.0)).expect("each is in one");
+        let before = sections.iter().take_while(|&&it| it != at.0);
+        let index = before.map(|&it| self.section(it).len()).sum::<usize>() + at.1;
+        let spans = self.spans(sections);
+        let live = spans.iter().filter_map(|it| Some((it.0, (*it.1)?)));
+        live.filter(|it| it.1.0 <= index && index <= it.1.1).map(|it| it.0).collect()
     }
 
     /// For each buffer of the step's arena, the first and the last instruction of a timeline that

@@ -48,8 +48,9 @@ impl Flow {
     pub fn moved_from(&self, plan: &Plan, at: At, buffer: Buffer) -> (Buffer, Option<usize>) {
         let (mut buffer, mut before) = (buffer, at.1);
         loop {
-            let writes = self.writes[buffer].iter().filter(|it| it.0 == at.0 && it.1 < before);
-            let Some(&(_, writer)) = writes.last() else { return (buffer, None) };
+            let mut writes = self.writes[buffer].iter().rev();
+            let writer = writes.find(|it| it.0 == at.0 && it.1 < before);
+            let Some(&(_, writer)) = writer else { return (buffer, None) };
             let from = match &plan.section(at.0)[writer] {
                 Instruction::Collective { parts, .. } => {
                     parts.iter().find(|it| it.dst == buffer).map(|it| it.src)

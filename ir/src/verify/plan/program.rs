@@ -90,6 +90,13 @@ pub(super) fn buffers<'a>(
             cx.buffer(Property::Program, param.buffer, message);
         }
     }
+    for param in &plan.params {
+        let dtype = plan.buffers[param.buffer].ty.dtype;
+        if !dtype.is_float() {
+            let message = format!("is a parameter in {dtype}, which holds no real numbers");
+            cx.buffer(Property::Types, param.buffer, message);
+        }
+    }
     for (name, buffer) in &plan.results {
         let data = &plan.buffers[*buffer];
         if data.role == Role::Temp {
