@@ -14,6 +14,7 @@
 
 mod diff;
 mod fold;
+mod order;
 #[cfg(test)]
 mod tests;
 
@@ -118,7 +119,7 @@ pub struct Call {
     /// The first instruction of the compute stream that waits for it; none waits in its section if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<Name>,
-    /// The collective ahead of it on its stream, in its section.
+    /// The instruction ahead of it on its stream, in its section.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub behind: Option<Name>,
 }
@@ -391,7 +392,7 @@ fn calls(plan: &Plan, section: PlanSection) -> Vec<Call> {
             bytes,
             after: Vec::new(),
             before: None,
-            behind: None,
+            behind: given[index].last().map(|it| res[it.call].results[0].clone()),
         };
         if plan.streams[stream].kind == StreamKind::Comm {
             let last = given[index].last();
@@ -409,7 +410,6 @@ fn calls(plan: &Plan, section: PlanSection) -> Vec<Call> {
             call.after =
                 news.map(|it| res[given[it.0][it.1 - 1].call].results[0].clone()).collect();
             call.after.sort();
-            call.behind = last.map(|it| res[it.call].results[0].clone());
         } else if index == 0 {
             for (other, known) in known.iter_mut().enumerate().skip(1) {
                 let waited = given[other].iter().take(start[other] as usize).skip(*known);

@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::{Cx, times};
+use super::{Cx, breakable, times};
 use crate::inspect::amax::{amaxes, folded};
 use crate::table::grouped;
 
@@ -28,10 +28,10 @@ pub fn section(cx: &Cx) -> Markup {
                                 data-axes=(it.group.as_ref().map_or("", |it| it.axes.as_str()))
                                 data-ranks=(it.group.as_ref().map_or(1, |it| it.ranks)) data-n=(count) {
                                 @if i == 0 {
-                                    th.name scope="rowgroup" rowspan=(gemm.operands.len()) { (gemm.gemm) " " em { (gemm.role) } (times(*count as usize)) }
+                                    th.name scope="rowgroup" rowspan=(gemm.operands.len()) { (breakable(&gemm.gemm)) " " em { (gemm.role) } (times(*count as usize)) }
                                 }
                                 td { (it.role) }
-                                td.name { (it.tensor) }
+                                td.name { (breakable(&it.tensor)) }
                                 td { (format!("{:?}", it.format)) ", " (it.scaling) }
                                 @match &it.group {
                                     Some(group) => { td { (group.axes) } td.number { (grouped(group.ranks)) } },

@@ -83,10 +83,15 @@ fn optimizer(it: Optimizer) -> String {
 
 /// What is saved, by kind.
 fn entries(cx: &Cx, layout: &CheckpointLayout) -> Markup {
-    let kinds: [(&str, &str, fn(&Kind) -> bool); 3] = [
-        ("model", "model.<param>", |it| matches!(it, Kind::Param)),
-        ("optim", "optim.state.<param>.<state>", |it| matches!(it, Kind::Optimizer { .. })),
-        ("planc", "planc.state.<buffer>", |it| matches!(it, Kind::State { .. } | Kind::Kept)),
+    let prefix = |it: &Kind| match it {
+        Kind::Param => "model",
+        Kind::Optimizer { .. } => "optim",
+        Kind::State { .. } | Kind::Kept => "planc",
+    };
+    let kinds = [
+        ("model", "model.<param>"),
+        ("optim", "optim.state.<param>.<state>"),
+        ("planc", "planc.state.<buffer>"),
     ];
     let bytes = |it: &ir::checkpoint::Entry| it.ty.n_elements() * it.ty.dtype.bytes();
     html! {
@@ -98,8 +103,8 @@ fn entries(cx: &Cx, layout: &CheckpointLayout) -> Markup {
                     th.number scope="col" { "held by a rank" }
                 } }
                 tbody {
-                    @for (key, name, is) in kinds {
-                        @let of: Vec<_> = layout.entries.iter().filter(|it| is(&it.kind)).collect();
+                    @for (key, name) in kinds {
+                        @let of: Vec<_> = layout.entries.iter().filter(|it| prefix(&it.kind) == key).collect();
                         tr data-kind=(key) {
                             th scope="row" { code { (name) } }
                             (count_cell(of.len() as u64))

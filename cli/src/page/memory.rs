@@ -238,7 +238,7 @@ fn peak(cx: &Cx, purposes: &Purposes) -> Markup {
         return html! {};
     };
     let plan = cx.plan;
-    let mut groups: BTreeMap<(String, Purpose, Phase, Phase), (Vec<Buffer>, u64)> = BTreeMap::new();
+    let mut groups: BTreeMap<KindKey, (Vec<Buffer>, u64)> = BTreeMap::new();
     for (buffer, span) in plan.spans(STEP).iter() {
         let Some((first, last)) = span.filter(|(first, last)| *first <= peak && peak <= *last)
         else {
@@ -277,7 +277,8 @@ fn peak(cx: &Cx, purposes: &Purposes) -> Markup {
 
 /// Tensors with one name but for numbers, purpose, and where they are made and last used; who they are, and
 /// their bytes.
-type Kind = ((String, Purpose, Phase, Phase), (Vec<Buffer>, u64));
+type Kind = (KindKey, (Vec<Buffer>, u64));
+type KindKey = (String, Purpose, Phase, Phase);
 
 /// A table of tensors, with those that are listed elsewhere in its last row.
 fn tensors(plan: &Plan, id: &str, shown: &[Kind], rest: &[Kind]) -> Markup {

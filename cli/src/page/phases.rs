@@ -155,7 +155,6 @@ pub fn weights(plan: &Plan) -> SecondaryMap<Buffer, Option<Buffer>> {
                 }
             }
             Instruction::Compute { .. } | Instruction::Record { .. } | Instruction::Wait { .. } => {
-                ()
             }
         }
     }
@@ -204,7 +203,6 @@ pub fn gradients(plan: &Plan) -> SecondaryMap<Buffer, Option<Buffer>> {
                 args.iter().for_each(|it| res[*it] = res[*it].or(of));
             }
             Instruction::Compute { .. } | Instruction::Record { .. } | Instruction::Wait { .. } => {
-                ()
             }
         }
     }

@@ -8,7 +8,7 @@ use ir::plan::{Buffer, Instruction, PlanSection};
 use maud::{Markup, html};
 
 use super::phases::{Phase, gradients, weights};
-use super::{Cx, byte_cell, count_cell, time_cell, times};
+use super::{Cx, breakable, byte_cell, count_cell, time_cell, times};
 use crate::table::bytes;
 use crate::words::{fold, layer, numbers, user_axes};
 
@@ -51,7 +51,7 @@ pub fn section(cx: &Cx) -> Markup {
                         tr data-unit=(name) data-n=(members.len()) {
                             th.name scope="row" {
                                 details {
-                                    summary { (name) (times(members.len())) }
+                                    summary { (breakable(name)) (times(members.len())) }
                                     @if members.len() > 1 { p.note { "layers " (numbers(members)) } }
                                     ul { @for it in &unit.params { li { (if members.len() > 1 { fold(&buffers[*it].name) } else { buffers[*it].name.clone() }) " " (bytes(cx.plan.local_bytes(*it))) } } }
                                 }
@@ -61,9 +61,9 @@ pub fn section(cx: &Cx) -> Markup {
                             td { (unit.dtypes.iter().copied().collect::<Vec<_>>().join(", ")) }
                             (byte_cell(unit.shard)) (byte_cell(unit.full))
                             td { @match unit.gathers {
-                                [f, 0] => { (f) " × forward" },
-                                [0, b] => { (b) " × backward" },
-                                [f, b] => { (f) " × forward, " (b) " × backward" },
+                                [f, 0] => { (f) "\u{a0}×\u{a0}forward" },
+                                [0, b] => { (b) "\u{a0}×\u{a0}backward" },
+                                [f, b] => { (f) "\u{a0}×\u{a0}forward, " (b) "\u{a0}×\u{a0}backward" },
                             } }
                             (time_cell(unit.seconds))
                             td.why { @for (i, (kind, over)) in unit.reduced.iter().enumerate() {

@@ -69,12 +69,11 @@ fn a_plan_and_itself() {
         .replace(".input_layernorm.grad.4", ".input_layernorm.grad.9");
     // Two products that do not read each other, the other way round.
     let line = |what: &str| {
-        let of =
-            |it: &&str| it.contains(&format!("%model.layers.0.self_attn.{what}_proj = matmul"));
+        let of = |it: &&str| it.contains(&format!("%model.layers.0.mlp.{what}_proj = matmul"));
         renamed.lines().find(of).expect("it is there").to_string()
     };
-    let (k, v) = (line("k"), line("v"));
-    let swapped = renamed.replace(&k, "first").replace(&v, &k).replace("first", &v);
+    let (gate, up) = (line("gate"), line("up"));
+    let swapped = renamed.replace(&gate, "first").replace(&up, &gate).replace("first", &up);
     assert!(text != renamed && renamed != swapped);
     folder.write("b.plan", swapped);
     assert_eq!(folder.works("diff a.plan b.plan --exit-code"), same);

@@ -14,6 +14,7 @@ use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use serde::Serialize;
 
 use super::fold::{Folded, fold, ranges_text};
+use super::order::Order;
 use super::{Call, Does, Held, Meaning, Named, Tensor};
 use crate::graph::Name;
 use crate::plan::{PlanSection, Role};
@@ -571,7 +572,10 @@ impl<'a> Cx<'a> {
             }
             let (from, to) = (Made::text(&a), Made::text(&b));
             self.note(Area::Numerics, "made by", name, Some(from), Some(to));
-            self.rounding(name, &a, &b);
+            // The same op has taken in nothing.
+            if Made::words(&a) != Made::words(&b) {
+                self.rounding(name, &a, &b);
+            }
         }
     }
 
@@ -666,8 +670,16 @@ impl<'a> Cx<'a> {
         }
     }
 
+    /// Notes that a collective has another place among what is computed.
+    fn note_place(&mut self, what: &'static str, name: &str, from: Text, to: Text) {
+        let to = if from == to { to.then(", with other instructions ahead of it") } else { to };
+        self.note(Area::Schedule, what, name, Some(from), Some(to));
+    }
+
     fn schedule(&mut self) {
         let (old, new) = (self.old, self.new);
+        let first = Order::of(old.meaning, |it| new.tensors.contains_key(it));
+        let second = Order::of(new.meaning, |it| old.tensors.contains_key(it));
         for name in self.names() {
             let queued = |side: &Side<'a>| {
                 let mut all = side.makers(name).iter().filter(|it| it.0.bytes.is_some());
@@ -680,14 +692,18 @@ impl<'a> Cx<'a> {
             }
             let starts = |it: &Call| {
                 let after = it.after.iter().map(String::as_str);
-                Some(Text::default().names(after, "nothing"))
+                Text::default().names(after, "nothing")
             };
-            self.note(Area::Schedule, "starts after", name, starts(a), starts(b));
+            if (first.start(a), first.others(a)) != (second.start(b), second.others(b)) {
+                self.note_place("starts after", name, starts(a), starts(b));
+            }
             let waits = |it: &Call| {
                 let before = it.before.as_deref();
-                Some(Text::default().names(before, "nothing in its section"))
+                Text::default().names(before, "nothing in its section")
             };
-            self.note(Area::Schedule, "waited for by", name, waits(a), waits(b));
+            if first.wait(a) != second.wait(b) {
+                self.note_place("waited for by", name, waits(a), waits(b));
+            }
             let behind = |side: &Side<'a>, other: &Side<'a>, call: &'a Call| {
                 let mut behind = call.behind.as_deref();
                 // What only one of the plans sends is no change in the order of all else.
@@ -700,9 +716,10 @@ impl<'a> Cx<'a> {
             let (from, to) = (behind(old, new, a), behind(new, old, b));
             self.note(Area::Schedule, "queued behind", name, from, to);
             let together = |it: &'a Call| {
-                Some(
-                    Text::default().names(it.results.iter().skip(1).map(String::as_str), "nothing"),
-                )
+                let others = it.results.iter().map(String::as_str).filter(|it| *it != name);
+                let mut others: Vec<&str> = others.collect();
+                others.sort_unstable();
+                Some(Text::default().names(others, "nothing"))
             };
             self.note(Area::Schedule, "in one call with", name, together(a), together(b));
             let section = |it: &Call| Some(Text::words(it.section.name()));
