@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Everything that must hold: format, lints, every test, docs. Needs Rust, a C compiler, and Python with
-# pip, which gets the compiler of CUDA kernels and PyTorch (tests/torch.sh) the first time; no GPU.
+# pip, which gets the compiler of CUDA kernels and PyTorch (tests/torch.sh) the first time, and Chromium
+# (tests/chromium.sh), which Debian's apt-get gets; no GPU.
 set -euo pipefail
 cd "$(dirname "$0")"
 # `cargo fmt` does not see files whose modules a macro declares.
@@ -10,5 +11,7 @@ LD_LIBRARY_PATH=$(tests/nvrtc.sh)${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 export LD_LIBRARY_PATH
 PLANC_TORCH_PYTHON=$(tests/torch.sh)
 export PLANC_TORCH_PYTHON
+PLANC_CHROMIUM=$(tests/chromium.sh)
+export PLANC_CHROMIUM
 cargo test --workspace
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps

@@ -12,6 +12,8 @@ mod checkpoint;
 mod custom_ops;
 #[path = "reports/data_parallel.rs"]
 mod data_parallel;
+#[path = "reports/deadlock.rs"]
+mod deadlock;
 #[path = "reports/differential.rs"]
 mod differential;
 #[path = "reports/embedding.rs"]

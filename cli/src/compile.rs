@@ -131,7 +131,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     };
     let output = args.output.clone().unwrap_or_else(|| default_output(&args.input));
     if args.output.is_some() || args.emit.is_none() {
-        input::check_output(&output, &args.input)?;
+        input::check_output("-o", &output, &args.input)?;
     }
     let emit_after = args.emit.and_then(Emit::last_pass);
     let mut options = args.model.options();
@@ -285,6 +285,7 @@ impl Times {
             ("lower", of(&|it| it == PLAN_PASSES[0])),
             ("schedule", of(&|it| it == PLAN_PASSES[1])),
             ("memory", of(&|it| it == PLAN_PASSES[2])),
+            ("prove", of(&|it| it == codegen::PROVE)),
         ]
     }
 

@@ -65,7 +65,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let model = ir::model::parse(&imported.text).map_err(bug_or_sizes)?;
     let mesh = MeshSpec::parse("1").map_err(bug_or_sizes)?;
     let graph = ir::model::elaborate(&model, &mesh).map_err(bug_or_sizes)?;
-    input::check_output(output, &path)
+    input::check_output("-o", output, &path)
         .map_err(|it| it.help("name another file, as in `-o model.ron`"))?;
     input::write(output, &imported.text)?;
     let tensors = graph.params.len() as u64;

@@ -8,7 +8,7 @@ use ir::Graph;
 use ir::model::{At, MeshSpec, Model, ModelError};
 use ir::plan::Plan;
 use ir::text::{ParseError, Program};
-use ir::verify::{Place, VerifyError};
+use ir::verify::{Place, Proof, VerifyError};
 use passes::PassError;
 
 use crate::report::{Failure, Outcome};
@@ -122,8 +122,26 @@ impl File<'_> {
         }
     }
 
-    /// Reads what it holds. Text that starts as a program is one, whatever the file is called.
+    /// Reads what it holds; a plan is proved.
     pub fn input(&self, args: &ModelArgs) -> Outcome<Input> {
+        let input = self.unproved(args)?;
+        if let Input::Plan(plan) = &input {
+            self.check_proof(&codegen::prove(plan))?;
+        }
+        Ok(input)
+    }
+
+    /// An error with the first counterexample, if there is one.
+    pub fn check_proof(&self, proof: &Proof) -> Outcome {
+        match &proof.broken[..] {
+            [first, rest @ ..] => Err(self.broken(first, rest.len())),
+            [] => Ok(()),
+        }
+    }
+
+    /// Reads what it holds, and takes a plan as it is. Text that starts as a program is one, whatever the
+    /// file is called.
+    pub fn unproved(&self, args: &ModelArgs) -> Outcome<Input> {
         if !self.is_program() {
             let start = Instant::now();
             let graph = self.model(args)?;
@@ -138,11 +156,9 @@ impl File<'_> {
             Program::Graph(graph) => &graph.mesh,
             Program::Plan(plan) => &plan.mesh,
         };
-        let broken = match &program {
-            Program::Graph(graph) => ir::verify::graph::verify(graph),
-            Program::Plan(plan) => ir::verify::plan::verify(plan),
-        };
-        if let [first, rest @ ..] = &broken[..] {
+        if let Program::Graph(graph) = &program
+            && let [first, rest @ ..] = &ir::verify::graph::verify(graph)[..]
+        {
             return Err(self.broken(first, rest.len()));
         }
         self.check_mesh(mesh, args.mesh.as_deref())?;
@@ -259,7 +275,8 @@ impl File<'_> {
     /// after every pass, so somebody edited this one.
     fn broken(&self, first: &VerifyError, more: usize) -> Box<Failure> {
         let more = if more == 0 { String::new() } else { format!(", and {more} more") };
-        let message = format!("this program breaks a promise: {first}{more}");
+        let what = first.property.map_or(String::new(), |it| format!(" (`{}`)", it.name()));
+        let message = format!("this program breaks a promise{what}: {first}{more}");
         let failure = Failure::new("PL0612", message);
         let failure = match line_of(&self.text, &first.place) {
             Some(span) => failure.at(self.path, &self.text, span),
@@ -349,10 +366,11 @@ pub fn without_errno(text: &str) -> String {
     format!("{before}{after}")
 }
 
-/// Refuses to write over what a program was made from: the input itself, or any model.
-pub fn check_output(output: &Path, input: &Path) -> Outcome {
+/// Refuses to write over what a program was made from: the input itself, or any model. `flag` names the
+/// output.
+pub fn check_output(flag: &str, output: &Path, input: &Path) -> Outcome {
     let refused = |what: &str| {
-        let message = format!("`-o {}` {what}", output.display());
+        let message = format!("`{flag} {}` {what}", output.display());
         Err(Failure::new("PL0613", message).help("name another file, as in `-o model.plan`"))
     };
     let same = match (output.canonicalize(), input.canonicalize()) {

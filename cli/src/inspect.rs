@@ -1,20 +1,27 @@
 //! `planc inspect`: which rank holds what, what is sent, what is in memory, which scales agree.
 
-mod amax;
+pub mod amax;
 mod costs;
+mod drawing;
 mod tensors;
+
+use std::path::{Path, PathBuf};
 
 use ir::placement::{Axis, Mesh};
 use ir::plan::Plan;
 use serde::Serialize;
 
-use crate::input::PlanArgs;
+use crate::grid::Cuts;
+use crate::input::{PlanArgs, check_output, write};
+use crate::page::page;
 use crate::report::{Failure, Outcome, Ui, print_view};
-use crate::table::grouped;
+use crate::table::{bytes, grouped};
+use crate::target::{self, Prediction};
 use crate::words::{mesh_text, refinements};
 
 use amax::{GemmView, amaxes, amaxes_text};
 use costs::{CollectiveView, MemoryView, collectives, collectives_text};
+use drawing::Style;
 use tensors::{TensorView, tensors};
 
 /// Ranks listed when none are chosen.
@@ -49,13 +56,59 @@ pub struct Args {
     /// Over which ranks the scales of GEMMs on codes agree, and why, instead of placements.
     #[arg(long)]
     amax: bool,
+    /// Writes all of it as one page for a browser, with predicted times; the page needs no network.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["coord", "param", "states", "collectives", "memory", "amax"])]
+    html: Option<PathBuf>,
+    /// The machine that times on the page are for: a100, b200, cpu, h100, h200 (the default), or a
+    /// profile of your own (.ron).
+    #[arg(long, value_name = "TARGET", requires = "html")]
+    target: Option<String>,
 }
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let plan = args.plan.plan()?;
+    if let Some(path) = &args.html {
+        return write_page(&plan, path, args, ui);
+    }
     let view = View::of(&plan, args)?;
-    print_view(ui, &view, |it| it.text(args))
+    print_view(ui, &view, |it| it.text(&plan, args, Style::of_stdout(ui)))
+}
+
+/// Writes the page and says where.
+fn write_page(plan: &Plan, path: &Path, args: &Args, ui: &Ui) -> Outcome {
+    let target = target::load(args.target.as_deref().unwrap_or("h200"))?;
+    check_output("--html", path, &args.plan.input)?;
+    // Says so if the machine cannot run it.
+    Prediction::of(plan, &target)?;
+    let page = page(plan, &target);
+    write(path, &page)?;
+    if ui.quiet {
+        return Ok(());
+    }
+    let written = PageView {
+        output: path.display().to_string(),
+        bytes: page.len() as u64,
+        target: target.name,
+    };
+    print_view(ui, &written, |it| {
+        format!(
+            "{} on {} -> {} ({}), times for {}\n",
+            plan.name,
+            mesh_text(&plan.mesh),
+            it.output,
+            bytes(it.bytes),
+            it.target
+        )
+    })
+}
+
+/// What was written; its JSON form is what `--format json` prints.
+#[derive(Debug, Serialize)]
+struct PageView {
+    output: String,
+    bytes: u64,
+    target: String,
 }
 
 /// All that was asked for; its JSON form is what `--format json` prints.
@@ -111,11 +164,16 @@ impl View {
         })
     }
 
-    fn text(&self, args: &Args) -> String {
+    fn text(&self, plan: &Plan, args: &Args, style: Style) -> String {
         let mut res = format!("{} on {}\n", self.plan, self.mesh.text);
+        let chosen = if args.coord.is_some() { &self.mesh.listed[..] } else { &[] };
+        let mut cuts = Cuts::default();
         for tensor in self.tensors.iter().flatten() {
+            // Of all tensors, drawings would be too much to read.
+            let drawn = args.param.is_some();
+            let drawing = drawn.then(|| tensor.drawing(plan, &mut cuts, chosen, style));
             res.push('\n');
-            res.push_str(&tensor.text());
+            res.push_str(&tensor.text(drawing.as_deref()));
         }
         let listed = self.mesh.listed.len() as u64;
         if args.coord.is_none() && listed < self.mesh.ranks && self.tensors.is_some() {

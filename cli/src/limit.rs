@@ -13,7 +13,7 @@ use ir::plan::{Plan, PlanSection, Role, memory_profile};
 use serde_json::json;
 
 use crate::report::{Failure, Outcome};
-use crate::table::{Align, Table, bytes, elided, wrapped};
+use crate::table::{Align, Table, bytes, elided, plural, wrapped};
 use crate::target::{Needs, Prediction, milliseconds};
 use crate::variants::{self, Variant};
 use crate::words::{describe, fold};
@@ -134,7 +134,7 @@ fn tensors(plan: &Plan) -> Vec<(String, u64, usize)> {
     res.sort_by_key(|it| std::cmp::Reverse(it.1));
     for (what, _, n) in &mut res {
         if what.contains('*') {
-            *what = format!("{what} ({n} tensors)");
+            *what = format!("{what} ({})", plural(*n as u64, "tensor"));
         }
     }
     res
@@ -184,32 +184,34 @@ fn choices(variant: &Variant, plan: &Plan, needs: Needs, limit: &Limit<'_>) -> V
     res
 }
 
-/// All changes that helped at once, on this mesh and on the one that helped most.
+/// All changes that helped at once, the last of each kind, on this mesh and on the one that helped most.
 fn together(
     variant: &Variant,
     tried: &[(String, Variant)],
     changes: &[(String, Change)],
     helped: &[Choice],
 ) -> Vec<(String, Variant)> {
-    let smallest = |it: &&Choice| it.needs.bytes();
-    let mut all = variant.clone();
-    let mut flags: Vec<&str> = Vec::new();
-    for (change, apply) in
-        changes.iter().filter(|it| helped.iter().any(|other| other.flags == it.0))
-    {
-        apply(&mut all);
-        flags.push(change);
+    let kind = |flags: &str| flags.split('=').next().unwrap_or_default().replace('\'', "");
+    let mut used: Vec<&(String, Change)> = Vec::new();
+    for change in changes.iter().filter(|it| helped.iter().any(|other| other.flags == it.0)) {
+        used.retain(|it| kind(&it.0) != kind(&change.0));
+        used.push(change);
     }
+    let mut all = variant.clone();
+    used.iter().for_each(|it| (it.1)(&mut all));
+    let flags: Vec<&str> = used.iter().map(|it| it.0.as_str()).collect();
     let flags = flags.join(" ");
-    let mesh = helped.iter().filter(|it| it.flags.starts_with("--mesh")).min_by_key(smallest);
+    let meshes = helped.iter().filter(|it| it.flags.starts_with("--mesh"));
+    let mesh = meshes.min_by_key(|it| it.needs.bytes());
     let mesh = mesh.and_then(|best| tried.iter().find(|it| it.0 == best.flags));
     let on_mesh = mesh.map(|(mesh, it)| {
         (format!("{mesh} {flags}"), Variant { mesh: it.mesh.clone(), ..all.clone() })
     });
-    std::iter::once((flags.clone(), all.clone()))
-        .chain(on_mesh)
-        .filter(|it| !flags.is_empty() && !it.0.is_empty())
-        .collect()
+    match (used.len(), on_mesh) {
+        (0, _) => Vec::new(),
+        (1, on_mesh) => on_mesh.into_iter().collect(),
+        (_, on_mesh) => [(flags, all)].into_iter().chain(on_mesh).collect(),
+    }
 }
 
 /// So many times as many ranks, all of them along the first axis that FSDP shards over, or else the first axis.
@@ -234,7 +236,7 @@ fn changes(variant: &Variant) -> Vec<(String, Change)> {
     if model.checkpoint == Checkpoint::None {
         let ops = || Checkpoint::Recompute(vec!["glu".into(), "activation".into()]);
         add(
-            "--set checkpoint=Recompute([\"glu\",\"activation\"])".into(),
+            "--set 'checkpoint=Recompute([\"glu\",\"activation\"])'".into(),
             Box::new(move |it| it.model.checkpoint = ops()),
         );
     }

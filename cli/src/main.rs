@@ -11,12 +11,14 @@ mod diff;
 mod doctor;
 mod explain;
 mod glob;
+mod grid;
 mod import;
 mod input;
 mod inspect;
 mod limit;
 mod lint;
 mod moves;
+mod page;
 mod place;
 mod report;
 mod run;
@@ -24,6 +26,7 @@ mod sweep;
 mod table;
 mod target;
 mod variants;
+mod verify;
 mod words;
 
 use std::process::ExitCode;
@@ -50,6 +53,7 @@ enum Command {
     Sweep(sweep::Args),
     Run(Box<run::Args>),
     Inspect(inspect::Args),
+    Verify(verify::Args),
     Diff(diff::Args),
     Ckpt(ckpt::Args),
     Import(import::Args),
@@ -69,6 +73,7 @@ fn main() -> ExitCode {
         Command::Sweep(args) => sweep::run(args, &cli.ui),
         Command::Run(args) => run::run(args, &cli.ui),
         Command::Inspect(args) => inspect::run(args, &cli.ui),
+        Command::Verify(args) => verify::run(args, &cli.ui),
         // It has exit codes of its own, those of `diff`.
         Command::Diff(args) => return diff::run(args, &cli.ui),
         Command::Ckpt(args) => ckpt::run(args, &cli.ui),

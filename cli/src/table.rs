@@ -14,6 +14,23 @@ pub fn short(n: u64) -> String {
     scaled(n, 1000.0, &["", "k", "M", "G", "T", "P", "E"]).trim_end().to_string()
 }
 
+/// `1.24 ms`, three digits; `0 s`.
+pub fn seconds(it: f64) -> String {
+    let (value, unit) = match it {
+        _ if it <= 0.0 => return "0 s".to_string(),
+        ..0.999_5e-6 => (it * 1e9, "ns"),
+        ..0.999_5e-3 => (it * 1e6, "µs"),
+        ..0.999_5 => (it * 1e3, "ms"),
+        _ => (it, "s"),
+    };
+    let decimals = match value {
+        ..9.995 => 2,
+        ..99.95 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$} {unit}")
+}
+
 /// `27,483`.
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
@@ -150,6 +167,11 @@ mod tests {
         check(bytes(1_690_000), "1.61 MiB");
         check(bytes(12 << 30), "12.0 GiB");
         check(bytes(1024 * 1024 - 1), "1.00 MiB");
+        check(seconds(0.0), "0 s");
+        check(seconds(4.2e-6), "4.20 µs");
+        check(seconds(0.999_9e-3), "1.00 ms");
+        check(seconds(0.8), "800 ms");
+        check(seconds(12.34), "12.3 s");
         check(short(12), "12");
         check(short(8_030_261_248), "8.03 G");
         check(short(999_600), "1.00 M");

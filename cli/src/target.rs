@@ -15,7 +15,7 @@ pub fn load(name: &str) -> Outcome<Target> {
         return Ok(target);
     }
     let known = Target::NAMES.join(", ");
-    if !Path::new(name).extension().is_some_and(|it| it == "ron") {
+    if Path::new(name).extension().is_none_or(|it| it != "ron") {
         return Err(Failure::new("PL0650", format!("there is no target `{name}`"))
             .help(format!("one of {known}, or a profile of your own, as in `--target my.ron`")));
     }

@@ -37,6 +37,29 @@ pub fn fold(name: &str) -> String {
     name.split('.').map(part).collect::<Vec<_>>().join(".")
 }
 
+/// The number of the layer that a name is of, if it is of one: 3 for `model.layers.3.mlp.act`.
+pub fn layer(name: &str) -> Option<u64> {
+    let (path, _) = name.rsplit_once('.')?;
+    path.split('.').find_map(|it| it.parse().ok())
+}
+
+/// `0-125`, `0, 5-7`.
+pub fn numbers(numbers: &[u64]) -> String {
+    let mut res: Vec<(u64, u64)> = Vec::new();
+    for &it in numbers {
+        match res.last_mut() {
+            Some((_, last)) if *last + 1 == it => *last = it,
+            _ => res.push((it, it)),
+        }
+    }
+    let text = |&(a, b): &(u64, u64)| match b - a {
+        0 => a.to_string(),
+        1 => format!("{a}, {b}"),
+        _ => format!("{a}-{b}"),
+    };
+    res.iter().map(text).collect::<Vec<_>>().join(", ")
+}
+
 /// `` `matmul` making `h` ``.
 pub fn describe(plan: &Plan, section: PlanSection, index: usize) -> String {
     let Some(instruction) = plan.section(section).get(index) else { return String::new() };
@@ -56,6 +79,13 @@ pub fn describe(plan: &Plan, section: PlanSection, index: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_layer_is_a_number_inside_a_name() {
+        assert_eq!(layer("model.layers.3.mlp.act"), Some(3));
+        assert_eq!(layer("model.norm.grad.2"), None);
+        assert_eq!(numbers(&[0, 1, 2, 5, 7, 8]), "0-2, 5, 7, 8");
+    }
 
     #[test]
     fn parts_of_an_axis_are_called_by_its_name() {

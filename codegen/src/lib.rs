@@ -1,6 +1,7 @@
 //! From a graph to a plan: the pipeline, and the step between the two.
 
 mod lower;
+mod prove;
 #[cfg(test)]
 mod tests;
 mod workspace;
@@ -9,10 +10,12 @@ use std::time::{Duration, Instant};
 
 use ir::graph::{Move, Name, WeightMeshLint};
 use ir::plan::Plan;
+use ir::verify::Property;
 use ir::{Graph, Phase};
 use passes::{Dump, GRAPH_PASSES, PassError, PassManager, PlanMemory, ScheduleOverlap};
 
 pub use lower::lower;
+pub use prove::prove;
 pub use workspace::add_workspaces;
 
 /// What the user may choose about compiling.
@@ -52,8 +55,11 @@ pub struct CompileError {
     pub dumps: Vec<Dump>,
 }
 
+/// What [`Compiled::times`] calls [`prove`].
+pub const PROVE: &str = "prove";
+
 /// Compiles a graph in phase `Logical`: [`GRAPH_PASSES`], [`lower`], the options' [`ScheduleOverlap`],
-/// [`add_workspaces`] and [`PlanMemory`].
+/// [`add_workspaces`], [`PlanMemory`], and [`prove`].
 pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError> {
     let mut manager =
         PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
@@ -81,5 +87,20 @@ fn pipeline(
     manager.run(&mut plan, &[&options.schedule])?;
     add_workspaces(&mut plan);
     manager.run(&mut plan, &[&PlanMemory])?;
+    let start = Instant::now();
+    let broken = prove(&plan).broken;
+    manager.times.push((PROVE, start.elapsed()));
+    match broken.first() {
+        None => {}
+        // What `run` says of data is the user's, in IR.
+        Some(it) if it.property == Some(Property::Program) => {
+            let (code, message) = ("PL0612", it.to_string());
+            return Err(PassError::Failed { code, message, subject: None });
+        }
+        Some(_) => {
+            let broken = broken.iter().map(|it| it.to_string()).collect();
+            return Err(PassError::Broke { pass: PROVE, broken });
+        }
+    }
     Ok((plan, (graph.moves, graph.unquantized, graph.weight_mesh_lints)))
 }

@@ -4,10 +4,9 @@
 //! rank that holds most.
 
 use cranelift_entity::{EntityRef, PrimaryMap};
-use ir::ops::{BoundAt, LocalBound};
-use ir::plan::{ALIGN, Buffer, Instruction, Part, Plan, Stream};
-use ir::{Op, Shape, TensorType};
-use kernels::cuda::{OpCall, Operand, batchable, lower, transport};
+use ir::plan::{ALIGN, Instruction, Plan, Stream};
+use ir::{Op, Shape};
+use kernels::cuda::{Call, lower, transport};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
@@ -32,8 +31,7 @@ pub fn add_workspaces(plan: &mut Plan) {
                     all
                 }
                 Instruction::Collective { kind, comm, parts, .. } => {
-                    let parts = parts.iter().map(|it| part(plan, it));
-                    transport::workspace(*kind, plan.comms[*comm], parts, &plan.mesh)
+                    transport::workspace_of(plan, *kind, *comm, parts)
                 }
                 Instruction::Copy { .. }
                 | Instruction::Record { .. }
@@ -45,20 +43,6 @@ pub fn add_workspaces(plan: &mut Plan) {
     for (stream, bytes) in bytes {
         plan.streams[stream].workspace = bytes.next_multiple_of(ALIGN);
     }
-}
-
-fn part<'a>(plan: &'a Plan, it: &Part) -> transport::Part<'a> {
-    let (src, dst) = (&plan.buffers[it.src], &plan.buffers[it.dst]);
-    transport::Part { ty: &src.ty, from: &src.sharding, to: &dst.sharding }
-}
-
-/// An op on what a rank holds of its operands, at most.
-#[derive(Clone)]
-struct Call<'a> {
-    op: &'a Op,
-    args: SmallVec<[Operand; 4]>,
-    results: SmallVec<[Operand; 4]>,
-    bounds: SmallVec<[LocalBound; 2]>,
 }
 
 /// What the workspaces of an op depend on.
@@ -80,40 +64,6 @@ impl<'a> Known<'a> {
             .entry(key)
             .or_insert_with(|| lower(&[call.as_op_call()]).map_or(0, |program| program.workspace))
     }
-}
-
-impl<'a> Call<'a> {
-    fn new(plan: &Plan, op: &'a Op, args: &[Buffer], results: &[Buffer]) -> Call<'a> {
-        let operands = |buffers: &[Buffer]| -> SmallVec<[Operand; 4]> {
-            buffers.iter().map(|&it| operand(plan, it)).collect()
-        };
-        let types: SmallVec<[&TensorType; 4]> =
-            args.iter().map(|&it| &plan.buffers[it].ty).collect();
-        let bound = |at: &BoundAt| {
-            let (buffer, dim) = match *at {
-                BoundAt::Input(i, dim) => (args[i], dim),
-                BoundAt::Result(i, dim) => (results[i], dim),
-            };
-            let size = plan.buffers[buffer].ty.shape[dim];
-            LocalBound { start: 0, extent: plan.local_shape(buffer)[dim], size }
-        };
-        let bounds = op.bounds(&types).iter().map(bound).collect();
-        Call { op, args: operands(args), results: operands(results), bounds }
-    }
-
-    fn as_op_call(&self) -> OpCall<'_> {
-        let Call { op, args, results, bounds } = self;
-        OpCall { op, args, results, bounds }
-    }
-
-    fn goes_with(&self, other: &Call<'_>) -> bool {
-        batchable(&self.as_op_call(), &other.as_op_call())
-    }
-}
-
-fn operand(plan: &Plan, buffer: Buffer) -> Operand {
-    let shape = plan.local_shape(buffer).iter().map(|&it| it as usize).collect();
-    Operand { dtype: plan.buffers[buffer].ty.dtype, shape }
 }
 
 #[cfg(test)]

@@ -135,9 +135,10 @@ pub struct LayoutError {
 }
 
 /// An optimizer's instruction: what it trains, and the states it works on.
-struct Update {
-    param: Buffer,
-    states: Vec<(Buffer, &'static str)>,
+pub(crate) struct Update {
+    pub(crate) param: Buffer,
+    pub(crate) states: Vec<(Buffer, &'static str)>,
+    pub(crate) grad: Buffer,
     optimizer: Optimizer,
 }
 
@@ -272,7 +273,7 @@ fn key(path: &[&str]) -> (String, Vec<String>) {
 }
 
 /// What an instruction trains, if it is an optimizer's.
-fn update(instruction: &Instruction) -> Option<Update> {
+pub(crate) fn update(instruction: &Instruction) -> Option<Update> {
     let Instruction::Compute { op, args, .. } = instruction else { return None };
     let adam = |decoupled, numbers: [Number; 4]| {
         let [beta1, beta2, eps, weight_decay] = numbers.map(|it| it.0);
@@ -291,7 +292,7 @@ fn update(instruction: &Instruction) -> Option<Update> {
         _ => return None,
     };
     let states = args[1..].iter().copied().zip(names.iter().copied()).collect();
-    Some(Update { param: args[0], states, optimizer })
+    Some(Update { param: args[0], states, grad: args[1 + names.len()], optimizer })
 }
 
 /// States that a step ends with at zero, and roundings of master weights.

@@ -8,16 +8,21 @@
 pub mod graph;
 mod op;
 pub mod plan;
+mod property;
 
 use std::fmt;
 
 use crate::graph::{Name, Section};
 use crate::plan::PlanSection;
 
+pub use property::{Checked, Counts, Proof, Property};
+
 /// A broken invariant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {}{message}", prefix(.context))]
 pub struct VerifyError {
+    /// The property that does not hold; none of a graph, which has no such names.
+    pub property: Option<Property>,
     /// Where.
     pub place: Place,
     /// The line of the program that is at fault; empty if it is none.

@@ -9,6 +9,7 @@ mod add;
 mod amax;
 pub mod attention;
 mod boxes;
+mod call;
 mod clip_scale;
 mod copy;
 mod cross_entropy;
@@ -39,6 +40,8 @@ use std::fmt;
 use ir::ops::LocalBound;
 use ir::{DType, Op};
 use smallvec::SmallVec;
+
+pub use call::Call;
 
 /// The architecture that our kernels are compiled for where there is no GPU to ask.
 pub const DEFAULT_ARCH: &str = "sm_90a";
@@ -211,7 +214,7 @@ pub struct OpCall<'a> {
 }
 
 /// A dense, row-major tensor in device memory, aligned to 256 bytes.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Operand {
     /// How elements are stored.
     pub dtype: DType,

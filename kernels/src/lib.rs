@@ -6,6 +6,7 @@
 pub mod cuda;
 mod matmul;
 mod quant_matmul;
+pub mod verify;
 
 use ir::Op;
 use ir::ops::{ActivationKind, LocalCx, View, ViewMut};

@@ -153,7 +153,7 @@ impl<'a> Trace<'a> {
         let file = File::create(path).map_err(|it| RunError::write(path, &it))?;
         let mut live: [Vec<u64>; 3] = Default::default();
         for sections in PlanSection::TIMELINES {
-            let mut bytes = plan.live_bytes(sections).into_iter();
+            let mut bytes = plan.live_bytes(sections, |_| true).into_iter();
             for &section in sections {
                 live[section as usize] = bytes.by_ref().take(plan.section(section).len()).collect();
             }

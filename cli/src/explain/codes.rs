@@ -690,8 +690,9 @@ pub const CODES: &[Code] = &[
         code: "PL0612",
         title: "a plan or IR breaks a promise",
         text: "The file can be read, and what it says cannot be right: a buffer is read before it is \
-               written, two instructions race, buffers overlap, or a shape does not fit its op. What \
-               planc writes is checked, so the file was edited. Running it would give wrong numbers.",
+               written, two instructions race, buffers overlap, a gradient reaches no optimizer, or a \
+               shape does not fit its op. What planc writes is checked, so the file was edited. Running \
+               it would give wrong numbers. `planc verify` prints all that was checked of a plan.",
         example: "A plan from which the line of an `all_reduce` was deleted.",
         fix: "Compile the model again.",
     },

@@ -13,32 +13,32 @@ use crate::words::{fold, user_axes};
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GemmView {
     /// What it makes.
-    gemm: String,
-    role: &'static str,
-    operands: Vec<OperandView>,
+    pub gemm: String,
+    pub role: &'static str,
+    pub operands: Vec<OperandView>,
 }
 
 /// What it multiplies.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-struct OperandView {
+pub struct OperandView {
     /// `x`, `w` or `dy`.
-    role: &'static str,
-    tensor: String,
-    format: Format,
-    scaling: &'static str,
+    pub role: &'static str,
+    pub tensor: String,
+    pub format: Format,
+    pub scaling: &'static str,
     /// The user's axes, or parts of them.
-    group: Option<GroupView>,
+    pub group: Option<GroupView>,
     /// Axes over which scales vary.
-    varies: String,
-    reason: String,
+    pub varies: String,
+    pub reason: String,
 }
 
 /// Ranks over which an amax is reduced.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-struct GroupView {
-    axes: String,
+pub struct GroupView {
+    pub axes: String,
     /// How many ranks are in it.
-    ranks: u64,
+    pub ranks: u64,
 }
 
 /// All GEMMs on codes.
@@ -51,15 +51,20 @@ pub fn amaxes_text(list: &[GemmView]) -> String {
     if list.is_empty() {
         return "\nNo GEMM multiplies codes: no module has a recipe.\n".to_string();
     }
-    let mut folded: Vec<(u64, GemmView)> = Vec::new();
+    folded(list).iter().map(|(count, it)| format!("\n{}", it.text(*count))).collect()
+}
+
+/// The list with `*` for the numbers of layers, and how many GEMMs each entry stands for.
+pub fn folded(list: &[GemmView]) -> Vec<(u64, GemmView)> {
+    let mut res: Vec<(u64, GemmView)> = Vec::new();
     for it in list {
         let it = it.folded();
-        match folded.iter_mut().find(|known| known.1 == it) {
+        match res.iter_mut().find(|known| known.1 == it) {
             Some(known) => known.0 += 1,
-            None => folded.push((1, it)),
+            None => res.push((1, it)),
         }
     }
-    folded.iter().map(|(count, it)| format!("\n{}", it.text(*count))).collect()
+    res
 }
 
 impl GemmView {

@@ -6,14 +6,18 @@ use ir::placement::{AxisSet, Mesh, Placement, PlacementError, Runs, Sharding};
 use ir::plan::{Buffer, Plan, Role};
 use serde::Serialize;
 
+use super::drawing::{Style, Subject, drawing};
 use crate::glob::glob;
+use crate::grid::Cuts;
 use crate::report::{Failure, Outcome};
 use crate::table::{Align, Table, bytes, elided, wrapped};
-use crate::words::user_axes;
+use crate::words::{numbers, user_axes};
 
 /// One tensor; its JSON form is part of `--format json`.
 #[derive(Debug, Serialize)]
 pub struct TensorView {
+    #[serde(skip)]
+    buffer: Buffer,
     name: String,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     aliases: Vec<String>,
@@ -84,11 +88,23 @@ pub fn tensors(
 }
 
 impl TensorView {
+    /// Who holds which box of it, drawn.
+    pub fn drawing(&self, plan: &Plan, cuts: &mut Cuts, chosen: &[u64], style: Style) -> String {
+        let data = &plan.buffers[self.buffer];
+        let subject = Subject {
+            sharding: &data.sharding,
+            shape: &data.ty.shape,
+            element: data.ty.dtype.bytes(),
+        };
+        drawing(&subject, &plan.mesh, cuts, chosen, style)
+    }
+
     fn of(plan: &Plan, buffer: Buffer, aliases: &[String], ranks: &[u64]) -> TensorView {
         let mesh = &plan.mesh;
         let data = &plan.buffers[buffer];
         let torch = data.sharding.to_torch(mesh);
         TensorView {
+            buffer,
             name: data.name.clone(),
             aliases: aliases.to_vec(),
             role: data.role,
@@ -108,8 +124,8 @@ impl TensorView {
         }
     }
 
-    /// A paragraph.
-    pub fn text(&self) -> String {
+    /// A paragraph, with the drawing of who holds what if there is one.
+    pub fn text(&self, drawing: Option<&str>) -> String {
         let mut res = format!("{}  {}{:?}\n", self.name, self.dtype, self.shape);
         let mut line = |label: &str, text: &str| {
             for (i, part) in wrapped(text, 68).iter().enumerate() {
@@ -135,6 +151,7 @@ impl TensorView {
             table.row([format!("{label} {}", ranges(&shard.ranks)), shard.text()]);
         }
         res.push_str(&table.text());
+        res.push_str(drawing.unwrap_or_default());
         if let Some(gathered) = &self.gathered {
             for (i, part) in wrapped(&gathered.text(), 64).iter().enumerate() {
                 let label = if i == 0 { "read as" } else { "" };
@@ -233,21 +250,8 @@ fn shards(sharding: &Sharding, shape: &[u64], mesh: &Mesh, ranks: &[u64]) -> Vec
 }
 
 /// `0-3, 8`.
-fn ranges(ranks: &[u64]) -> String {
-    let mut res: Vec<(u64, u64)> = Vec::new();
-    for &rank in ranks {
-        match res.last_mut() {
-            Some((_, last)) if *last + 1 == rank => *last = rank,
-            _ => res.push((rank, rank)),
-        }
-    }
-    let text = |&(a, b): &(u64, u64)| match b - a {
-        0 => a.to_string(),
-        1 => format!("{a}, {b}"),
-        _ => format!("{a}-{b}"),
-    };
-    let res: Vec<String> = res.iter().map(text).collect();
-    elided(&res.join(", "), 30)
+pub fn ranges(ranks: &[u64]) -> String {
+    elided(&numbers(ranks), 30)
 }
 
 #[cfg(test)]

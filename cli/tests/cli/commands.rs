@@ -144,6 +144,59 @@ fn inspect_one_coordinate() {
 }
 
 #[test]
+fn drawings_obey_colors_and_the_width() {
+    let folder = Folder::new("inspect_drawing", &[]);
+    let line = "inspect model.ron --mesh 8 --param model.norm.weight";
+    let plain = folder.works(line);
+    assert!(!plain.contains('\x1b') && plain.is_ascii(), "{plain}");
+    assert!(plain.lines().all(|it| it.len() <= 80), "{plain}");
+    let colored = folder.works(&format!("{line} --color always"));
+    assert!(colored.contains("\x1b[38;5;16;48;5;"), "{colored}");
+    let mut without = String::new();
+    for (i, part) in colored.split('\x1b').enumerate() {
+        without += if i == 0 { part } else { part.split_once('m').expect("a colour").1 };
+    }
+    assert_eq!(without, plain);
+    let narrow = folder.planc_with(&format!("{line} --coord dp=5"), &[("COLUMNS", "50")]).stdout;
+    let drawn: Vec<&str> = narrow.lines().filter(|it| it.contains('|')).collect();
+    assert!(!drawn.is_empty() && drawn.iter().all(|it| it.len() <= 50), "{narrow}");
+    assert!(narrow.contains("*5") && narrow.contains("* held by rank 5"), "{narrow}");
+    assert!(narrow.contains(" of 8 pieces of dim 0 are folded"), "{narrow}");
+}
+
+#[test]
+fn inspect_writes_a_page() {
+    let folder = Folder::new("inspect_html", &[]);
+    let line = "inspect model.ron --mesh 2x4 --html report.html";
+    let said = folder.works(line);
+    assert!(said.starts_with("llama-tiny on dp=2 x tp=4 (8 ranks) -> report.html ("), "{said}");
+    let page = folder.read("report.html");
+    assert!(page.starts_with("<!DOCTYPE html>") && page.ends_with("</html>"), "{}", page.len());
+    let from_elsewhere = ["http:", "https:", "src=", "@import", "url("];
+    assert!(from_elsewhere.iter().all(|it| !page.contains(it)), "a page is whole by itself");
+    let found = json(&folder.works(&format!("{line} --format json --target b200")));
+    assert_eq!((&found["output"], &found["target"]), (&"report.html".into(), &"b200".into()));
+    assert_eq!(folder.works(&format!("{line} -q")), "");
+    assert_eq!(folder.read("report.html"), page, "the same plan gives the same page");
+    assert_eq!(folder.planc("inspect model.ron --mesh 2 --html a.html --amax").code, 2);
+    assert_eq!(folder.planc("inspect model.ron --mesh 2 --target b200").code, 2);
+    let over = folder.planc("inspect model.ron --mesh 2 --html model.ron");
+    assert!(over.code == 1 && over.stderr.contains("PL0613"), "{}", over.stderr);
+    let target = folder.planc("inspect model.ron --mesh 2 --html a.html --target h20");
+    assert!(target.code == 1 && target.stderr.contains("PL0650"), "{}", target.stderr);
+}
+
+/// Names are the user's, and are text wherever they stand.
+#[test]
+fn names_cannot_change_a_page() {
+    let name = "</script><script>alert(1)</script>";
+    let folder =
+        Folder::new("inspect_escaped", &[("name: \"llama-tiny\"", &format!("name: {name:?}"))]);
+    folder.works("inspect model.ron --mesh 2 --html report.html");
+    assert!(!folder.read("report.html").contains("<script>alert"));
+}
+
+#[test]
 fn inspect_costs() {
     let folder = Folder::new("inspect_costs", &[]);
     let text = folder.works("inspect model.ron --mesh 2 --collectives --memory");

@@ -5,6 +5,7 @@
 mod bad_input;
 mod checkpoints;
 mod commands;
+mod cost;
 mod diagnostics;
 mod diff;
 mod edited;
@@ -12,9 +13,11 @@ mod errors;
 mod foreign;
 mod import;
 mod logs;
+mod reports;
 mod reshard;
 mod resume;
 mod streams;
+mod verify;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,10 +61,16 @@ impl Folder {
 
     /// Runs `planc` here.
     fn planc(&self, line: &str) -> Ran {
+        self.planc_with(line, &[])
+    }
+
+    /// Runs `planc` here, with more in its environment.
+    fn planc_with(&self, line: &str, env: &[(&str, &str)]) -> Ran {
         let output = Command::new(env!("CARGO_BIN_EXE_planc"))
             .args(line.split_whitespace())
             .current_dir(&self.0)
             .env("NO_COLOR", "1")
+            .envs(env.iter().copied())
             .output()
             .expect("planc starts");
         let text = |it: Vec<u8>| String::from_utf8(it).expect("planc prints UTF-8");

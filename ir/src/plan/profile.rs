@@ -44,7 +44,7 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
     for sections in PlanSection::TIMELINES {
         let at: Vec<(PlanSection, usize)> = plan.timeline(sections).map(|it| it.0).collect();
         let mut peak = None;
-        for (index, live) in plan.live_bytes(sections).into_iter().enumerate() {
+        for (index, live) in plan.live_bytes(sections, |_| true).into_iter().enumerate() {
             if live > res.live_bytes {
                 res.live_bytes = live;
                 peak = Some(index);
@@ -64,7 +64,7 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
 
 impl Plan {
     /// Whether `buffer`, made by an instruction, takes over the bytes of an operand of that.
-    fn takes_over(&self, (section, index): (PlanSection, usize), buffer: Buffer) -> bool {
+    pub fn takes_over(&self, (section, index): (PlanSection, usize), buffer: Buffer) -> bool {
         let data = &self.buffers[buffer];
         let reads = self.section(section)[index].reads();
         let mut others = reads.iter().filter(|&&it| it != buffer).map(|&it| &self.buffers[it]);
@@ -72,12 +72,16 @@ impl Plan {
             && others.any(|it| it.offset == data.offset && it.role.arena() == Arena::Step)
     }
 
-    /// Bytes of the step's arena that are live at each instruction of a timeline.
-    pub fn live_bytes(&self, sections: &[PlanSection]) -> Vec<u64> {
+    /// Bytes of the step's arena that are live at each instruction of a timeline, of the buffers that count.
+    pub fn live_bytes(
+        &self,
+        sections: &[PlanSection],
+        counts: impl Fn(Buffer) -> bool,
+    ) -> Vec<u64> {
         let at: Vec<(PlanSection, usize)> = self.timeline(sections).map(|it| it.0).collect();
         let mut deltas = vec![0_i64; at.len() + 1];
-        let spans = self.spans(sections);
-        for (buffer, (first, last)) in spans.iter().filter_map(|it| Some((it.0, (*it.1)?))) {
+        for (buffer, span) in self.spans(sections).iter() {
+            let Some((first, last)) = span.filter(|_| counts(buffer)) else { continue };
             let bytes = self.local_bytes(buffer) as i64;
             deltas[first + usize::from(self.takes_over(at[first], buffer))] += bytes;
             deltas[last.saturating_add(1).min(at.len())] -= bytes;

@@ -51,19 +51,34 @@ struct Cx<'a> {
 
 impl<'a> Cx<'a> {
     fn program(&mut self, message: String) {
-        self.errors.push(VerifyError { place: Place::Program, context: String::new(), message });
+        self.errors.push(VerifyError {
+            property: None,
+            place: Place::Program,
+            context: String::new(),
+            message,
+        });
     }
 
     fn value(&mut self, value: Value, message: String) {
         let data = &self.graph.values[value];
         let place = Place::Value(data.name.clone());
-        self.errors.push(VerifyError { place, context: data.ty.to_string(), message });
+        self.errors.push(VerifyError {
+            property: None,
+            place,
+            context: data.ty.to_string(),
+            message,
+        });
     }
 
     fn node(&mut self, index: usize, message: String) {
         let node = self.graph.order[index];
         let place = Place::Node { section: self.graph.nodes[node].section, index };
-        self.errors.push(VerifyError { place, context: show(self.graph, node), message });
+        self.errors.push(VerifyError {
+            property: None,
+            place,
+            context: show(self.graph, node),
+            message,
+        });
     }
 
     fn handles(&mut self) {
@@ -242,7 +257,7 @@ impl<'a> Cx<'a> {
                 }
                 for (&from, &to) in inputs.iter().zip(&results) {
                     if let Some(error) = checker.part(op.kind, op.axes, from, to) {
-                        let error = error.to_string();
+                        let error = error.message.clone();
                         self.node(index, error);
                     }
                 }
@@ -250,9 +265,10 @@ impl<'a> Cx<'a> {
             op => {
                 for error in checker.op(op, &inputs, &results) {
                     self.errors.push(VerifyError {
+                        property: None,
                         place: Place::Node { section: data.section, index },
                         context: show(graph, graph.order[index]),
-                        message: error.clone(),
+                        message: error.message.clone(),
                     });
                 }
             }

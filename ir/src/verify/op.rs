@@ -3,9 +3,10 @@
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::ops::{CollectiveKind, Op, Types};
+use crate::ops::{CollectiveKind, Conflict, Op, Types};
 use crate::placement::{self, AxisSet, Mesh, Sharding};
 use crate::types::TensorType;
+use crate::verify::Property;
 
 /// A type and a sharding, interned.
 pub(super) type Class = u32;
@@ -18,8 +19,16 @@ pub(super) struct Checker<'a> {
     classes: Vec<ClassData<'a>>,
     class_of: FxHashMap<(&'a TensorType, &'a Sharding), Class>,
     ops: FxHashMap<OpKey<'a>, usize>,
-    verdicts: Vec<Vec<String>>,
-    parts: FxHashMap<(CollectiveKind, AxisSet, Class, Class), Option<String>>,
+    verdicts: Vec<Vec<Fault>>,
+    parts: FxHashMap<(CollectiveKind, AxisSet, Class, Class), Option<Fault>>,
+}
+
+/// What is wrong with a use of an op, and of which kind that is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Fault {
+    /// [`Property::Types`], or [`Property::Reductions`] where it is about partial values.
+    pub property: Property,
+    pub message: String,
 }
 
 struct ClassData<'a> {
@@ -73,7 +82,7 @@ impl<'a> Checker<'a> {
     }
 
     /// What is wrong with a use of `op`, which is no collective.
-    pub(super) fn op(&mut self, op: &'a Op, inputs: &[Class], results: &[Class]) -> &[String] {
+    pub(super) fn op(&mut self, op: &'a Op, inputs: &[Class], results: &[Class]) -> &[Fault] {
         let (inputs, results) = (SmallVec::from_slice(inputs), SmallVec::from_slice(results));
         let key = OpKey { op, inputs, results };
         let known = self.ops.get(&key).copied();
@@ -92,15 +101,15 @@ impl<'a> Checker<'a> {
         axes: AxisSet,
         from: Class,
         to: Class,
-    ) -> Option<&str> {
+    ) -> Option<&Fault> {
         if !self.parts.contains_key(&(kind, axes, from, to)) {
             let verdict = self.check_part(kind, axes, from, to);
             self.parts.insert((kind, axes, from, to), verdict);
         }
-        self.parts[&(kind, axes, from, to)].as_deref()
+        self.parts[&(kind, axes, from, to)].as_ref()
     }
 
-    fn check(&self, key: &OpKey<'_>) -> Vec<String> {
+    fn check(&self, key: &OpKey<'_>) -> Vec<Fault> {
         let mut errors = Vec::new();
         let all = |of: &[Class]| -> SmallVec<[&ClassData<'_>; 4]> {
             of.iter().map(|&it| &self.classes[it as usize]).collect()
@@ -109,13 +118,8 @@ impl<'a> Checker<'a> {
         let global = match self.local {
             // Sizes of results say which op this was before it was made local.
             true => {
-                errors.extend(infer_error(
-                    key.op,
-                    &inputs,
-                    &results,
-                    |it| &it.local,
-                    "on one rank, ",
-                ));
+                let error = infer_error(key.op, &inputs, &results, |it| &it.local, "on one rank, ");
+                errors.extend(error.map(Fault::of_types));
                 let shapes: SmallVec<[&[u64]; 4]> =
                     results.iter().map(|it| it.ty.shape.as_slice()).collect();
                 key.op.localize(&shapes)
@@ -124,7 +128,7 @@ impl<'a> Checker<'a> {
         };
         let op = global.as_ref().unwrap_or(key.op);
         if let Some(error) = infer_error(op, &inputs, &results, |it| it.ty, "") {
-            errors.push(error);
+            errors.push(Fault::of_types(error));
             return errors;
         }
         if !matches!(op, Op::Reshard(_)) {
@@ -139,14 +143,25 @@ impl<'a> Checker<'a> {
         op: &Op,
         inputs: &[&ClassData<'_>],
         results: &[&ClassData<'_>],
-    ) -> Vec<String> {
+    ) -> Vec<Fault> {
         let input_types: SmallVec<[&TensorType; 4]> = inputs.iter().map(|it| it.ty).collect();
         let result_types: SmallVec<[&TensorType; 4]> = results.iter().map(|it| it.ty).collect();
         let factors = op.factors(&input_types, &result_types);
         let shardings: SmallVec<[&Sharding; 4]> = inputs.iter().map(|it| it.sharding).collect();
         let mut assignment = match factors.assign(&shardings, self.mesh) {
             Ok(it) => it,
-            Err(conflict) => return vec![conflict.to_string()],
+            Err(conflict) => {
+                // What is to be reduced is looked at even so.
+                let partial = |it: &&ClassData<'_>| Sharding {
+                    partial: it.sharding.partial,
+                    ..Sharding::replicated(it.sharding.ndim())
+                };
+                let partial: SmallVec<[Sharding; 4]> = inputs.iter().map(partial).collect();
+                let partial: SmallVec<[&Sharding; 4]> = partial.iter().collect();
+                let also = factors.assign(&partial, self.mesh).err();
+                let also = also.filter(|it| *it != conflict);
+                return std::iter::once(conflict).chain(also).map(Fault::from).collect();
+            }
         };
         // What only results have is theirs to choose; that it is only theirs is seen below.
         for (dims, result) in factors.results.iter().zip(results) {
@@ -156,9 +171,12 @@ impl<'a> Checker<'a> {
         let mut expect = |what: &str, index: usize, made: Option<Sharding>, found: &Sharding| {
             if made.as_ref() != Some(found) {
                 let show = |it: &Sharding| it.display(self.mesh).to_string();
-                let made = made.as_ref().map_or("no layout".to_string(), show);
-                let found = show(found);
-                errors.push(format!("{what} {index} is {found}, where the op has it as {made}"));
+                let made_text = made.as_ref().map_or("no layout".to_string(), show);
+                let found_text = show(found);
+                let property = about(made.is_some_and(|it| it.partial != found.partial));
+                let message =
+                    format!("{what} {index} is {found_text}, where the op has it as {made_text}");
+                errors.push(Fault { property, message });
             }
         };
         for (i, input) in inputs.iter().enumerate() {
@@ -176,21 +194,56 @@ impl<'a> Checker<'a> {
         axes: AxisSet,
         from: Class,
         to: Class,
-    ) -> Option<String> {
+    ) -> Option<Fault> {
         let (from, to) = (&self.classes[from as usize], &self.classes[to as usize]);
         if from.ty != to.ty {
-            return Some(format!("moves {} to {}", from.ty, to.ty));
+            return Some(Fault::of_types(format!("moves {} to {}", from.ty, to.ty)));
         }
         let step = placement::classify(from.sharding, to.sharding, &from.ty.shape, self.mesh);
         let show = |it: &Sharding| it.display(self.mesh).to_string();
         let (was, is) = (show(from.sharding), show(to.sharding));
-        let Some(step) = step else { return Some(format!("no one step leads from {was} to {is}")) };
+        let partial = from.sharding.partial.is_some() || to.sharding.partial.is_some();
+        let property = about(partial || kind.reduce().is_some());
+        let Some(step) = step else {
+            return Some(Fault {
+                property,
+                message: format!("no one step leads from {was} to {is}"),
+            });
+        };
         let expected = (CollectiveKind::from(step), step.axes());
         if expected == (kind, axes) {
             return None;
         }
         let (kind, axes) = (expected.0, self.mesh.names(expected.1));
-        Some(format!("{was} to {is} is {kind} over ({axes})"))
+        Some(Fault { property, message: format!("{was} to {is} is {kind} over ({axes})") })
+    }
+}
+
+impl Fault {
+    fn of_types(message: String) -> Fault {
+        Fault { property: Property::Types, message }
+    }
+}
+
+impl From<Conflict> for Fault {
+    fn from(it: Conflict) -> Fault {
+        let partial = match it {
+            Conflict::Partial { .. } => true,
+            Conflict::Disagree { .. }
+            | Conflict::AxisTwice { .. }
+            | Conflict::Whole { .. }
+            | Conflict::Uneven { .. }
+            | Conflict::Strided { .. }
+            | Conflict::Straddles { .. } => false,
+        };
+        Fault { property: about(partial), message: it.to_string() }
+    }
+}
+
+fn about(partial: bool) -> Property {
+    match partial {
+        true => Property::Reductions,
+        false => Property::Types,
     }
 }
 

@@ -19,6 +19,7 @@
 
 use ir::ops::CollectiveKind;
 use ir::placement::{AxisSet, Coord, CopyRuns, Digit, Mesh, ReduceOp, Sharding, copy_runs};
+use ir::plan::{self, Comm, Plan};
 use ir::{DType, TensorType};
 use smallvec::SmallVec;
 
@@ -190,6 +191,15 @@ impl Transport {
             Transport::Exchange { send, receive } => align(send) + align(receive),
         }
     }
+}
+
+/// As [`workspace`], of a plan's collective.
+pub fn workspace_of(plan: &Plan, kind: CollectiveKind, comm: Comm, parts: &[plan::Part]) -> u64 {
+    let part = |it: &plan::Part| {
+        let (src, dst) = (&plan.buffers[it.src], &plan.buffers[it.dst]);
+        Part { ty: &src.ty, from: &src.sharding, to: &dst.sharding }
+    };
+    workspace(kind, plan.comms[comm], parts.iter().map(part), &plan.mesh)
 }
 
 /// Bytes of workspace that a collective needs on each rank.

@@ -36,8 +36,9 @@ impl ModuleDef for CrossEntropy {
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {
-        let Some(labels) = cx.labels.filter(|_| !inputs.is_empty()) else {
-            let (module, expected) = (cx.title(), "logits".to_string());
+        let logits = !inputs.is_empty() && inputs.iter().all(|&it| cx.ty(it).ndim() > 0);
+        let Some(labels) = cx.labels.filter(|_| logits) else {
+            let (module, expected) = (cx.title(), "logits, whole or in pieces".to_string());
             return Err(cx.error("", Problem::Inputs { module, expected, found: inputs.len() }));
         };
         cx.builder.graph.run.ignore_index = self.ignore_index;

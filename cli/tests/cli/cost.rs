@@ -1,0 +1,186 @@
+//! `--target`, `--mem-limit` and `planc sweep`.
+
+use serde_json::Value;
+
+use crate::{Folder, workspace};
+
+#[track_caller]
+fn json(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|it| panic!("{it}: {text}"))
+}
+
+/// Text without the times of compiling, which are never the same.
+fn without_times(text: &str) -> String {
+    let at = text.find("compiled in").unwrap_or(text.len());
+    text[..at].to_string()
+}
+
+#[test]
+fn compile_predicts_a_step_on_a_target() {
+    let folder = Folder::new("target", &[]);
+    let text = without_times(&folder.works("compile model.ron --mesh 2x4 --target h200"));
+    insta::assert_snapshot!("compile_target", text);
+    let found = json(&folder.works("compile model.ron --mesh 2x4 --target h200 --format json"));
+    let prediction = &found["prediction"];
+    let at = |name: &str| {
+        prediction[name].as_f64().unwrap_or_else(|| panic!("no `{name}`: {prediction}"))
+    };
+    assert_eq!(prediction["target"], "h200");
+    assert!(at("exposed_seconds") <= at("communication_seconds"));
+    assert!(at("exposed_seconds") < at("seconds"));
+    assert!((0.0..1.0).contains(&at("mfu")));
+    let without = json(&folder.works("compile model.ron --mesh 2x4 --format json"));
+    assert!(without["prediction"].is_null());
+    assert_eq!(found["memory"], without["memory"]);
+}
+
+#[test]
+fn a_limit_that_is_kept_says_nothing() {
+    let folder = Folder::new("limit_kept", &[]);
+    let limited = without_times(&folder.works("compile model.ron --mesh 2x4 --mem-limit 1GiB"));
+    assert_eq!(limited, without_times(&folder.works("compile model.ron --mesh 2x4")));
+}
+
+#[test]
+fn a_limit_names_the_peak_and_what_would_lower_it() {
+    let folder = Folder::new("limit", &[]);
+    let line = "compile model.ron --mesh 2x2 --mem-limit 65MiB";
+    let ran = folder.planc(line);
+    assert_eq!((ran.code, ran.stdout.as_str()), (1, ""));
+    insta::assert_snapshot!("mem_limit", ran.stderr);
+    assert!(!folder.0.join("model.plan").exists(), "a plan that does not fit is not written");
+
+    let ran = folder.planc(&format!("{line} --format json"));
+    let found = json(&ran.stderr);
+    assert_eq!(found["code"], "PL0652");
+    let details = &found["details"];
+    let needs = details["needs"]["planned_bytes"].as_u64().expect("bytes");
+    let plan = json(&folder.works("compile model.ron --mesh 2x2 --format json"));
+    assert_eq!(plan["memory"]["total_bytes"], needs);
+    assert_eq!(plan["memory"]["peak"]["what"], details["peak"]["what"]);
+
+    // Each choice does what it says.
+    let choices = details["choices"].as_array().expect("a list");
+    assert!(choices.len() >= 5, "{choices:?}");
+    assert!(choices.iter().any(|it| it["fits"] == true), "{choices:?}");
+    for it in choices {
+        let flags = it["flags"].as_str().expect("text").replace('\'', "");
+        let mesh = if flags.contains("--mesh") { "" } else { "--mesh 2x2" };
+        let chosen =
+            json(&folder.works(&format!("compile model.ron {mesh} {flags} --format json")));
+        assert_eq!(chosen["memory"]["total_bytes"], it["needs"]["planned_bytes"], "{flags}");
+        assert!(it["needs"]["planned_bytes"].as_u64() < Some(needs), "{flags}");
+        let fits = it["needs"]["planned_bytes"].as_u64() <= Some(65 << 20);
+        assert_eq!(it["fits"], fits, "{flags}");
+    }
+}
+
+#[test]
+fn a_target_has_so_much_memory() {
+    let folder = Folder::new("target_memory", &[]);
+    let model = workspace("examples/llama3-70b.ron");
+    folder.write("large.ron", std::fs::read(model).expect("an example"));
+    let ran = folder.planc("compile large.ron --mesh 2x4 --target h200");
+    assert_eq!(ran.code, 1);
+    insta::assert_snapshot!("target_memory", ran.stderr);
+}
+
+#[test]
+fn sweep_compares_meshes() {
+    let folder = Folder::new("sweep", &[]);
+    let line = "sweep model.ron --gpus 16 --target h200 --set batch=Global(16)";
+    insta::assert_snapshot!("sweep", folder.works(line));
+    assert!(!folder.0.join("model.plan").exists(), "nothing is written");
+    let found = json(&folder.works(&format!("{line} --format json")));
+    let meshes = found["meshes"].as_array().expect("a list");
+    // A mesh's figures are those of compiling for it.
+    for it in meshes {
+        let mesh = it["mesh"].as_str().expect("text");
+        let line = format!(
+            "compile model.ron --mesh {mesh} --target h200 --set batch=Global(16) --format json"
+        );
+        let plan = json(&folder.works(&line));
+        assert_eq!(plan["prediction"]["seconds"], it["seconds"], "{mesh}");
+        assert_eq!(plan["memory"]["total_bytes"], it["planned_bytes"], "{mesh}");
+    }
+    let seconds: Vec<f64> = meshes.iter().filter_map(|it| it["seconds"].as_f64()).collect();
+    assert_eq!(seconds.len(), meshes.len());
+    assert!(seconds.is_sorted(), "{seconds:?}");
+}
+
+#[test]
+fn sweep_puts_last_what_does_not_fit() {
+    let folder = Folder::new("sweep_limit", &[]);
+    let line = "sweep model.ron --gpus 8 --target cpu --set batch=Global(8) --mem-limit 67950000 --format json";
+    let found = json(&folder.works(line));
+    let meshes = found["meshes"].as_array().expect("a list");
+    let fits: Vec<bool> = meshes.iter().map(|it| it["fits"] == true).collect();
+    let n = fits.iter().filter(|it| **it).count();
+    assert!(0 < n && n < fits.len(), "{fits:?}");
+    assert!(fits[..n].iter().all(|it| *it), "{fits:?}");
+    for it in meshes {
+        assert_eq!(it["fits"], it["planned_bytes"].as_u64() <= Some(67_950_000), "{it}");
+    }
+}
+
+#[test]
+fn wrong_targets_and_sizes_are_refused() {
+    let folder = Folder::new("targets", &[]);
+    let check = |line: &str, expect: &str| {
+        let ran = folder.planc(line);
+        let text = ran.stderr.split_whitespace().collect::<Vec<&str>>().join(" ");
+        assert_ne!(ran.code, 0, "{line}");
+        assert!(text.contains(expect), "{line}: {}", ran.stderr);
+    };
+    check("compile model.ron --mesh 2 --target v100", "there is no target `v100`");
+    check("compile model.ron --mesh 2 --target v100", "one of a100, b200, cpu, h100, h200");
+    check("compile model.ron --mesh 2 --target v100.ron", "cannot read `v100.ron`");
+    check("compile model.ron --mesh 2 --target model.ron", "`model.ron` is no profile of a target");
+    check("compile model.ron --mesh 2 --mem-limit 140gb", "`gb` is no unit; write GiB");
+    let fp8 = "--set recipe=Float8CurrentScaling() --set precision.compute=bf16";
+    check(&format!("compile model.ron --mesh 1 --target a100 {fp8}"), "error[PL0653]");
+    check("sweep model.ron --gpus 7 --target h200", "error[PL0654]");
+    check("sweep model.ron --gpus 0 --target h200", "0 is not in 1..=1048576");
+    folder.works("compile model.ron --mesh 1 -q");
+    check("sweep model.plan --gpus 8 --target h200", "`model.plan` is for one mesh already");
+}
+
+#[test]
+fn a_profile_of_ones_own_is_a_file() {
+    let folder = Folder::new("own_target", &[]);
+    let text = std::fs::read_to_string(workspace("ir/profiles/h200.ron")).expect("a profile");
+    folder.write("mine.ron", text.replace("name: \"h200\"", "name: \"mine\""));
+    let of = |target: &str| {
+        let line = format!("compile model.ron --mesh 2x4 --target {target} --format json");
+        json(&folder.works(&line))["prediction"].clone()
+    };
+    let (mine, theirs) = (of("mine.ron"), of("h200"));
+    assert_eq!(mine["target"], "mine");
+    assert_eq!(mine["seconds"], theirs["seconds"]);
+}
+
+/// A move of the reports C58 and C59, as `planc compile` shows it.
+fn move_of(name: &str, mesh: &str, sizes: &str, from: &str, to: &str) -> String {
+    let folder = Folder::new(name, &[]);
+    let text = format!(
+        "graph @{name} phase=logical mesh=({mesh}) {{\n  input %x : f32[{sizes}] @ {from} pinned\n  state %y : \
+         f32[{sizes}] @ {to} pinned\n  forward:\n  %moved = reshard %x : f32[{sizes}] @ {to} pinned\n  store %y = %moved in \
+         forward\n}}\n"
+    );
+    folder.write("move.ir", text);
+    without_times(&folder.works("compile move.ir --target h200"))
+}
+
+// C58 (xla#15207): shards of 2048 B; no rank sends more than two, and none has the tensor's 16 KiB.
+#[test]
+fn a_move_of_two_axes_into_one_dimension_is_seen() {
+    let text = move_of("c58", "x=4, y=2", "16, 16, 16", "[y, _, x]", "[_, x.y, _]");
+    insta::assert_snapshot!("c58", text);
+}
+
+// C59 (pytorch#157585): one exchange, and no gather.
+#[test]
+fn a_swap_of_dimensions_is_seen() {
+    let text = move_of("c59", "dp=16, tp=8", "256, 512", "[dp, tp]", "[tp, dp]");
+    insta::assert_snapshot!("c59", text);
+}

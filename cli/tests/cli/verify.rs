@@ -1,0 +1,113 @@
+//! `planc verify`: what is proved of plans, and what is said of those that somebody edited.
+
+use serde_json::Value;
+
+use crate::{Folder, Ran};
+
+#[test]
+fn a_plan_is_proved() {
+    let folder = Folder::new("verify_plan", &[]);
+    folder.works("compile model.ron --mesh 2x2 -q");
+    let text = folder.works("verify model.plan");
+    assert!(text.lines().all(|it| it.chars().count() <= 80), "{text}");
+    insta::assert_snapshot!("verify", text);
+    assert_eq!(folder.works("verify model.ron --mesh 2x2"), text);
+    assert_eq!(folder.works("verify model.plan -q"), "");
+}
+
+#[test]
+fn a_certificate_is_what_is_printed_for_programs() {
+    let folder = Folder::new("verify_certificate", &[]);
+    let printed = folder.works("verify model.ron --mesh 2x2x2 --format json --certificate c.json");
+    assert_eq!(folder.read("c.json"), printed);
+    let found: Value = serde_json::from_str(&printed).expect("JSON");
+    assert_eq!((&found["holds"], &found["coordinates"]), (&true.into(), &8.into()));
+    let properties = found["properties"].as_array().expect("a list");
+    assert_eq!(properties.len(), 12);
+    assert!(properties.iter().all(|it| it["holds"] == true), "{printed}");
+    let of = |name: &str| properties.iter().find(|it| it["property"] == name).expect("it is there");
+    assert_eq!(of("gradients")["checked"]["trained"], 21);
+    // 21 parameters with two moments each, 119,104 elements of 4 bytes.
+    assert_eq!(of("checkpoint")["checked"]["entries"], 63);
+    assert_eq!(of("checkpoint")["checked"]["bytes"], 3 * 4 * 119_104);
+    // Another program has another digest.
+    let other = folder.works("verify model.ron --mesh 8 --format json");
+    let other: Value = serde_json::from_str(&other).expect("JSON");
+    assert_ne!(found["digest"], other["digest"]);
+}
+
+/// What `verify` says of a plan for 2x2 after an edit: exit code 1, and no certificate.
+#[track_caller]
+fn edited(test: &str, edit: impl Fn(&mut Vec<String>)) -> Ran {
+    let folder = Folder::new(test, &[]);
+    folder.works("compile model.ron --mesh 2x2 -q");
+    let plan = folder.read("model.plan");
+    let mut lines: Vec<String> = plan.lines().map(str::to_string).collect();
+    edit(&mut lines);
+    let edited = lines.join("\n") + "\n";
+    assert_ne!(edited, plan);
+    folder.write("edited.plan", edited);
+    let ran = folder.planc("verify edited.plan --certificate c.json");
+    assert_eq!(ran.code, 1, "{}", ran.stdout);
+    assert!(!folder.0.join("c.json").exists(), "{}", ran.stdout);
+    let run = folder.planc("run edited.plan --steps 1");
+    assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{}", run.stderr);
+    ran
+}
+
+fn position(lines: &[String], fits: impl Fn(&str) -> bool) -> usize {
+    lines.iter().position(|it| fits(it)).expect("the plan has such a line")
+}
+
+#[test]
+fn a_deleted_wait_is_a_race_between_two_named_accesses() {
+    let ran = edited("verify_wait", |lines| {
+        let at = position(lines, |it| it.contains(": wait e0"));
+        lines.remove(at);
+    });
+    insta::assert_snapshot!("verify_race", ran.stdout + &ran.stderr);
+}
+
+// C53 of the reports: the order of collectives is a cycle, which is named.
+#[test]
+fn an_early_wait_is_a_named_cycle() {
+    let ran = edited("verify_cycle", |lines| {
+        let records = |it: &str| it.strip_prefix("  s0: record ").map(str::to_string);
+        let first = position(lines, |it| records(it).is_some());
+        let wait = position(lines, |it| it.starts_with("  s1: wait "));
+        assert!(first < wait, "communication of weights waits for the backward pass");
+        let wait = lines.remove(wait);
+        let step = position(lines, |it| it == "  step:");
+        lines.insert(step + 1, wait);
+    });
+    insta::assert_snapshot!("verify_cycle", ran.stderr);
+}
+
+#[test]
+fn a_deleted_parameter_line_is_missed() {
+    let ran = edited("verify_param", |lines| {
+        let at = position(lines, |it| it.starts_with("  param %model.norm.weight"));
+        lines.remove(at);
+    });
+    assert!(ran.stderr.contains("no `param` line says how it"), "{}", ran.stderr);
+}
+
+#[test]
+fn ids_that_no_table_has_are_refused() {
+    let ran = edited("verify_vocab", |lines| {
+        let at = position(lines, |it| it.starts_with("  run ("));
+        lines[at] = lines[at].replace("vocab:256", "vocab:300");
+    });
+    assert!(ran.stderr.contains("ids are below 300"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_gradient_that_reaches_no_optimizer_is_missed() {
+    let ran = edited("verify_gradient", |lines| {
+        let at = position(lines, |it| it.starts_with("  s0: %model.norm.weight, "));
+        lines.remove(at);
+    });
+    let text = ran.stderr.replace(['\n', '|'], " ");
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(text.contains("counts %model.norm.weight.grad, which reaches no optimizer"), "{text}");
+}

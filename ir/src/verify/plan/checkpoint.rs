@@ -1,0 +1,132 @@
+//! `checkpoint`: the boxes that all coordinates write cover every element of every entry once, and what is
+//! not written can be made again.
+//!
+//! Dimensions are cut by axes of their own, so that boxes are products of the runs of each dimension, and
+//! cover the tensor once if those of each dimension cover that once: `runs` is asked for every coordinate of
+//! the axes of one dimension, once for each layout and size that there is. Of those that hold the same box,
+//! one must own it: every coordinate is asked, once for each set of axes that shards something. (Salts only
+//! say from which copy is counted.) So no tensor is enumerated over the mesh.
+
+use cranelift_entity::SecondaryMap;
+use rustc_hash::FxHashSet;
+
+use super::{Cx, Flow};
+use crate::checkpoint::{CheckpointLayout, Entry, Source};
+use crate::placement::{AxisSet, DimLayout, Mesh};
+use crate::plan::{Buffer, PlanSection, Role};
+use crate::verify::{Place, Property};
+
+const PROPERTY: Property = Property::Checkpoint;
+
+/// Compiling for a larger mesh takes no longer, so there is a limit to what is enumerated.
+const ENUMERATED: u64 = 1 << 17;
+
+pub(super) fn check(cx: &mut Cx<'_>, flow: &Flow) {
+    let plan = cx.plan;
+    let layout = match CheckpointLayout::of(plan) {
+        Ok(it) => it,
+        Err(error) => {
+            let message = error.to_string();
+            return cx.fail(PROPERTY, Place::Buffer(error.name), String::new(), message);
+        }
+    };
+    let mesh = &plan.mesh;
+    let mut seen: Seen<'_> = Seen::default();
+    let mut bytes = 0;
+    for entry in &layout.entries {
+        bytes += entry.ty.bytes();
+        if let Some(wrong) = coverage(&mut seen, mesh, entry) {
+            let name = match entry.source {
+                Source::Buffer(buffer) => cx.name(buffer).to_string(),
+                Source::Kept(_) => entry.key.clone(),
+            };
+            cx.fail(PROPERTY, Place::Buffer(name), entry.ty.to_string(), wrong);
+        }
+    }
+    left_out(cx, flow, &layout);
+    let counts = vec![
+        ("entries", layout.entries.len() as u64),
+        ("bytes", bytes),
+        ("cuts of dimensions", seen.dims.len() as u64),
+        ("boxes along them", seen.boxes),
+        ("cuts too fine to enumerate", seen.too_fine),
+        ("kinds of copies", seen.owners.len() as u64),
+    ];
+    cx.proof.add(PROPERTY, counts);
+}
+
+/// What has been checked.
+#[derive(Default)]
+struct Seen<'a> {
+    dims: FxHashSet<(&'a DimLayout, u64)>,
+    owners: FxHashSet<AxisSet>,
+    boxes: u64,
+    /// Cuts over more coordinates than are enumerated.
+    too_fine: u64,
+}
+
+/// What is wrong with the boxes of an entry.
+fn coverage<'a>(seen: &mut Seen<'a>, mesh: &Mesh, entry: &'a Entry) -> Option<String> {
+    for (dim, (layout, &size)) in entry.sharding.dims.iter().zip(&entry.ty.shape).enumerate() {
+        if !seen.dims.insert((layout, size)) {
+            continue;
+        }
+        if mesh.set_size(layout.axis_set()) > ENUMERATED {
+            seen.too_fine += 1;
+            continue;
+        }
+        let origin = mesh.coord_of(0);
+        let mut runs: Vec<(u64, u64)> = mesh
+            .group_of(layout.axis_set(), &origin)
+            .flat_map(|it| layout.runs(size, mesh, &it))
+            .filter(|it| it.1 > 0)
+            .collect();
+        runs.sort_unstable();
+        seen.boxes += runs.len() as u64;
+        let mut covered = 0;
+        for (start, len) in runs {
+            if start != covered {
+                let what = if start < covered { "twice" } else { "by no coordinate" };
+                let at = start.min(covered);
+                return Some(format!("element {at} of dim {dim} is written {what}"));
+            }
+            covered += len;
+        }
+        if covered != size {
+            return Some(format!("element {covered} of dim {dim} is written by no coordinate"));
+        }
+    }
+    let sharded = entry.sharding.sharded_axes();
+    if mesh.n_ranks() > ENUMERATED || !seen.owners.insert(sharded) {
+        return None;
+    }
+    let mut owners = vec![0_u32; mesh.set_size(sharded) as usize];
+    for coord in mesh.coords().filter(|it| entry.sharding.owns(it, mesh, entry.salt)) {
+        owners[mesh.index_in(sharded, &coord) as usize] += 1;
+    }
+    let shard = owners.iter().position(|it| *it != 1)?;
+    Some(format!("shard {shard} is written by {} coordinates", owners[shard]))
+}
+
+/// States that are not saved are made anew by `prepare`, or zero between steps.
+fn left_out(cx: &mut Cx<'_>, flow: &Flow, layout: &CheckpointLayout) {
+    let plan = cx.plan;
+    let mut saved: SecondaryMap<Buffer, bool> = SecondaryMap::new();
+    for entry in &layout.entries {
+        if let Source::Buffer(it) = entry.source {
+            saved[it] = true;
+        }
+    }
+    let kept = plan.buffers.iter().filter(|it| matches!(it.1.role, Role::Param | Role::State));
+    let missing: Vec<Buffer> = kept.map(|it| it.0).filter(|&it| !saved[it]).collect();
+    for buffer in missing {
+        let prepared = flow.write_in(buffer, PlanSection::Prepare).is_some();
+        let reset = flow
+            .write_in(buffer, PlanSection::Update)
+            .is_some_and(|it| super::states::is_zero(plan, flow, it, buffer));
+        if !(prepared || reset) {
+            let message = "outlives a step, is not saved, and nothing makes it anew".into();
+            cx.buffer(PROPERTY, buffer, message);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! `gradients`: what an optimizer works on is what the backward pass made, all of it, once.
+//!
+//! ```text
+//! step     %w.grad = ..                  carried, where a step has one micro-batch; or
+//! step     %w.grad.acc = add %w.grad.acc, ..     once, from each of several; zero again in `update`
+//! update   moved and reduced only, then
+//! update   %w, %w.exp_avg, .. = adamw %w, %w.exp_avg, .., %that, ..
+//! ```
+//!
+//! Parameters are written by their optimizer alone, and each gradient counts once in the norm.
+
+use std::collections::BTreeMap;
+
+use cranelift_entity::SecondaryMap;
+
+use super::{At, Cx, Flow, at_text};
+use crate::checkpoint::{Update, update};
+use crate::ops::Op;
+use crate::plan::{Buffer, Instruction, PlanSection, Role};
+use crate::types::DType;
+use crate::verify::Property;
+
+const PROPERTY: Property = Property::Gradients;
+
+pub(super) fn check(cx: &mut Cx<'_>, flow: &Flow) {
+    let plan = cx.plan;
+    let mut updates: Vec<(At, Update)> = Vec::new();
+    for (at, instruction) in plan.timeline(&PlanSection::ALL) {
+        let Some(found) = update(instruction) else { continue };
+        if at.0 != PlanSection::Update {
+            cx.instruction(PROPERTY, at, "trains outside of `update`".into());
+        }
+        optimizer(cx, at, &found, instruction);
+        updates.push((at, found));
+    }
+    only_optimizers_write_parameters(cx, flow, &updates);
+    let mut roots: BTreeMap<Buffer, At> = BTreeMap::new();
+    for (at, update) in &updates {
+        let Some(root) = root(cx, flow, *at, update) else { continue };
+        if let Some(other) = roots.insert(root, *at) {
+            let message =
+                format!("trains with %{}, which {} uses up", cx.name(root), at_text(other));
+            cx.instruction(PROPERTY, *at, message);
+        }
+    }
+    norm(cx, &updates);
+    let counts = vec![
+        ("parameters", plan.params.len() as u64),
+        ("trained", updates.len() as u64),
+        ("micro-batches", plan.micro_batches.into()),
+    ];
+    cx.proof.add(PROPERTY, counts);
+}
+
+/// An optimizer replaces a parameter and its states, in place.
+fn optimizer(cx: &mut Cx<'_>, at: At, update: &Update, instruction: &Instruction) {
+    let roles = |it: Buffer| cx.plan.buffers[it].role;
+    let states = || update.states.iter().map(|it| it.0);
+    if roles(update.param) != Role::Param || states().any(|it| roles(it) != Role::State) {
+        cx.instruction(
+            PROPERTY,
+            at,
+            "trains what is no parameter, or with what is no state".into(),
+        );
+    }
+    // Kernels and references would do with less, and learn nothing of small gradients.
+    let of_step = instruction
+        .reads()
+        .into_iter()
+        .skip(1)
+        .find(|&it| cx.plan.buffers[it].ty.dtype != DType::F32);
+    if let Some(it) = of_step {
+        let (name, dtype) = (cx.name(it), cx.plan.buffers[it].ty.dtype);
+        let message = format!("trains with %{name} in {dtype}, and needs f32");
+        cx.instruction(Property::Types, at, message);
+    }
+    let own = std::iter::once(update.param).chain(states());
+    if !own.eq(instruction.writes().into_iter().take(1 + update.states.len())) {
+        cx.instruction(PROPERTY, at, "does not replace what it updates".into());
+    }
+}
+
+fn only_optimizers_write_parameters(cx: &mut Cx<'_>, flow: &Flow, updates: &[(At, Update)]) {
+    let mut trained: SecondaryMap<Buffer, Option<At>> = SecondaryMap::new();
+    updates.iter().for_each(|(at, it)| trained[it.param] = Some(*at));
+    let params = cx.plan.buffers.iter().filter(|it| it.1.role == Role::Param);
+    for (param, data) in params {
+        for &at in flow.writes[param].iter().filter(|it| trained[param] != Some(**it)) {
+            let message = format!("writes the parameter %{}, and is not its optimizer", data.name);
+            cx.instruction(PROPERTY, at, message);
+        }
+        // What reads a weight beside its optimizer makes the next step's of it.
+        let Some(at) = trained[param] else { continue };
+        for early in flow.reads_in(param, PlanSection::Update).filter(|&it| it < at.1) {
+            let message = format!("reads %{}, which {} has yet to train", data.name, at_text(at));
+            cx.instruction(PROPERTY, (PlanSection::Update, early), message);
+        }
+    }
+}
+
+/// The buffer in which the gradient of an optimizer reaches `update`.
+fn root(cx: &mut Cx<'_>, flow: &Flow, at: At, update: &Update) -> Option<Buffer> {
+    let plan = cx.plan;
+    let (root, maker) = flow.moved_from(plan, at, update.grad);
+    let (name, data) = (cx.name(root), &plan.buffers[root]);
+    let made = flow.write_in(root, PlanSection::Step);
+    let wrong = match (maker, data.role, made) {
+        (Some(maker), ..) => Some(format!("is made in {}", at_text((at.0, maker)))),
+        (None, _, None) => Some("`step` does not make".to_string()),
+        (None, Role::Carried, Some(_)) if plan.micro_batches == 1 => None,
+        (None, Role::Carried, Some(_)) => Some("is of the last micro-batch alone".to_string()),
+        (None, Role::State, Some(made)) => {
+            let step = &plan.section(PlanSection::Step)[made];
+            match adds_to(step, root) {
+                true => None,
+                false => Some(format!("{} does not add to", at_text((PlanSection::Step, made)))),
+            }
+        }
+        (None, Role::Param | Role::Input | Role::Temp, Some(_)) => Some("is no gradient".into()),
+    };
+    match wrong {
+        None => Some(root),
+        Some(why) => {
+            cx.instruction(PROPERTY, at, format!("trains with %{name}, which {why}"));
+            None
+        }
+    }
+}
+
+/// Whether an instruction adds something to what `sum` holds, which it counts once.
+pub(super) fn adds_to(instruction: &Instruction, sum: Buffer) -> bool {
+    let Instruction::Compute { op, args, results, .. } = instruction else { return false };
+    let once = args.iter().filter(|it| **it == sum).count() == 1;
+    let added = match op {
+        Op::Add(_) => true,
+        Op::Matmul(it) => it.accumulate && args[2] == sum,
+        Op::QuantMatmul(it) => it.accumulate && args[4] == sum,
+        // No other op adds to an accumulator.
+        _ => false,
+    };
+    once && added && results.as_slice() == [sum]
+}
+
+/// Each gradient is in the norm once, and nothing else is.
+fn norm(cx: &mut Cx<'_>, updates: &[(At, Update)]) {
+    let plan = cx.plan;
+    let mut counted: SecondaryMap<Buffer, u32> = SecondaryMap::new();
+    let mut squares = Vec::new();
+    for (index, instruction) in plan.section(PlanSection::Update).iter().enumerate() {
+        if let Instruction::Compute { op: Op::SumSquares(_), args, .. } = instruction {
+            counted[args[0]] += 1;
+            squares.push(((PlanSection::Update, index), args[0]));
+        }
+    }
+    if squares.is_empty() {
+        return;
+    }
+    let mut trained: SecondaryMap<Buffer, bool> = SecondaryMap::new();
+    for (at, update) in updates {
+        trained[update.grad] = true;
+        if counted[update.grad] != 1 {
+            let (name, n) = (cx.name(update.grad), counted[update.grad]);
+            let message = format!("trains with %{name}, which is {n} times in the gradient's norm");
+            cx.instruction(PROPERTY, *at, message);
+        }
+    }
+    for (at, grad) in squares {
+        if !trained[grad] {
+            let message = format!("counts %{}, which reaches no optimizer", cx.name(grad));
+            cx.instruction(PROPERTY, at, message);
+        }
+    }
+}

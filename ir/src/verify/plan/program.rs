@@ -1,0 +1,164 @@
+//! `program`: handles exist, names are distinct, lists name what they should, data fits.
+
+use cranelift_entity::{EntityRef, SecondaryMap};
+use rustc_hash::{FxBuildHasher, FxHashSet};
+
+use super::{Cx, Flow};
+use crate::Op;
+use crate::plan::{ALIGN, Buffer, Instruction, PlanSection, Role, StreamKind};
+use crate::verify::op::{Checker, Class};
+use crate::verify::{Place, Property};
+
+/// Everything later may index freely.
+pub(super) fn handles(cx: &mut Cx<'_>) {
+    let plan = cx.plan;
+    let is_buffer = |it: &Buffer| it.index() < plan.buffers.len();
+    let program = |cx: &mut Cx<'_>, message: &str| cx.program(Property::Program, message.into());
+    if let Err(error) = plan.mesh.validate() {
+        program(cx, &error.to_string());
+    }
+    if plan.micro_batches == 0 {
+        program(cx, "a step has no micro-batch");
+    }
+    if plan.streams.values().next().map(|it| it.kind) != Some(StreamKind::Compute) {
+        program(cx, "the first stream is not for compute");
+    }
+    if let Some((stream, it)) = plan.streams.iter().find(|it| it.1.workspace % ALIGN != 0) {
+        program(cx, &format!("{stream}: {} is not a multiple of {ALIGN}", it.workspace));
+    }
+    for (at, instruction) in plan.timeline(&PlanSection::ALL) {
+        let stream = instruction.stream().index() < plan.streams.len();
+        let rest = match instruction {
+            Instruction::Compute { args, results, .. } => args.iter().chain(results).all(is_buffer),
+            Instruction::Collective { comm, parts, .. } => {
+                comm.index() < plan.comms.len()
+                    && parts.iter().all(|it| is_buffer(&it.src) && is_buffer(&it.dst))
+            }
+            Instruction::Copy { src, dst, .. } => is_buffer(src) && is_buffer(dst),
+            Instruction::Record { event, .. } | Instruction::Wait { event, .. } => {
+                event.index() < plan.events as usize
+            }
+        };
+        if !(stream && rest) {
+            let place = Place::Instruction { section: at.0, index: at.1 };
+            let message = "names a buffer, stream, event or communicator that does not exist";
+            cx.fail(Property::Program, place, format!("{instruction:?}"), message.to_string());
+        }
+    }
+    let mut named =
+        plan.params.iter().map(|it| it.buffer).chain(plan.results.iter().map(|it| it.1));
+    if !named.all(|it| is_buffer(&it)) {
+        program(cx, "a parameter or result is in a buffer that does not exist");
+    }
+    if plan.comms.values().any(|it| !it.is_subset(plan.mesh.all())) {
+        program(cx, "a communicator is over an axis that the mesh lacks");
+    }
+}
+
+/// The class of each buffer, unless one has no valid sharding.
+pub(super) fn buffers<'a>(
+    cx: &mut Cx<'a>,
+    checker: &mut Checker<'a>,
+) -> Option<SecondaryMap<Buffer, Class>> {
+    let plan = cx.plan;
+    let mut names: FxHashSet<&str> =
+        FxHashSet::with_capacity_and_hasher(plan.buffers.len(), FxBuildHasher);
+    let mut class_of = SecondaryMap::new();
+    class_of.resize(plan.buffers.len());
+    let mut valid = true;
+    for (buffer, data) in &plan.buffers {
+        if !names.insert(&data.name) {
+            cx.buffer(Property::Program, buffer, "another buffer has this name".into());
+        }
+        match checker.class(&data.ty, &data.sharding) {
+            Ok(class) => class_of[buffer] = class,
+            Err(error) => {
+                valid = false;
+                let place = Place::Buffer(data.name.clone());
+                cx.fail(Property::Types, place, data.ty.to_string(), error.to_string());
+            }
+        }
+    }
+    let mut listed: SecondaryMap<Buffer, bool> = SecondaryMap::new();
+    for param in &plan.params {
+        if std::mem::replace(&mut listed[param.buffer], true) {
+            let message = "is listed as a parameter more than once".into();
+            cx.buffer(Property::Program, param.buffer, message);
+        }
+        if plan.buffers[param.buffer].role != Role::Param {
+            let message = "holds a parameter, and says that it does not".into();
+            cx.buffer(Property::Program, param.buffer, message);
+        }
+    }
+    for param in &plan.params {
+        let dtype = plan.buffers[param.buffer].ty.dtype;
+        if !dtype.is_float() {
+            let message = format!("is a parameter in {dtype}, which holds no real numbers");
+            cx.buffer(Property::Types, param.buffer, message);
+        }
+    }
+    for (name, buffer) in &plan.results {
+        let data = &plan.buffers[*buffer];
+        if data.role == Role::Temp {
+            let message = format!("holds the result `{name}`, and is a temporary");
+            cx.buffer(Property::Values, *buffer, message);
+        }
+        let partial = !data.sharding.partial_axes().is_empty();
+        if partial || !data.sharding.sharded_axes().is_empty() {
+            let property = if partial { Property::Reductions } else { Property::Types };
+            let message = format!("holds the result `{name}`, and is not whole on every rank");
+            cx.buffer(property, *buffer, message);
+        }
+    }
+    valid.then_some(class_of)
+}
+
+/// Parameters are all listed, and the ids that `run` lets in are found in every table.
+pub(super) fn run(cx: &mut Cx<'_>, flow: &Flow) {
+    let plan = cx.plan;
+    let mut listed: SecondaryMap<Buffer, bool> = SecondaryMap::new();
+    plan.params.iter().for_each(|it| listed[it.buffer] = true);
+    let params = plan.buffers.iter().filter(|it| it.1.role == Role::Param);
+    let unlisted: Vec<Buffer> = params.map(|it| it.0).filter(|&it| !listed[it]).collect();
+    for buffer in unlisted {
+        let message = "is a parameter, and no `param` line says how it starts".into();
+        cx.buffer(Property::Program, buffer, message);
+    }
+    let rows = looked_up(cx, flow);
+    if let Some(&(rows, by)) = rows.iter().min_by_key(|it| it.0)
+        && rows < plan.run.vocab
+    {
+        let vocab = plan.run.vocab;
+        let message = format!("`run` says that ids are below {vocab}, and this has {rows} of them");
+        cx.buffer(Property::Program, by, message);
+    }
+    let counts = vec![
+        ("instructions", plan.sections.iter().map(|it| it.len() as u64).sum()),
+        ("buffers", plan.buffers.len() as u64),
+        ("parameters", plan.params.len() as u64),
+        ("results", plan.results.len() as u64),
+        ("tables of ids", rows.len() as u64),
+    ];
+    cx.proof.add(Property::Program, counts);
+}
+
+/// Tables and logits in which ids from outside are looked up, with how many of them there are.
+fn looked_up(cx: &Cx<'_>, flow: &Flow) -> Vec<(u64, Buffer)> {
+    let plan = cx.plan;
+    let size = |buffer: Buffer, dim: usize| plan.buffers[buffer].ty.shape.get(dim).copied();
+    let found = plan.timeline(&PlanSection::ALL).filter_map(|(at, it)| {
+        let Instruction::Compute { op, args, .. } = it else { return None };
+        let (ids, table, rows) = match op {
+            Op::Embedding(_) => (args[0], args[1], size(args[1], 0)),
+            Op::CeStats(_) | Op::CrossEntropy(_) => {
+                let dims = plan.buffers[args[0]].ty.ndim();
+                (args[1], args[0], size(args[0], dims.wrapping_sub(1)))
+            }
+            // No other op looks ids up that it does not get from one of these.
+            _ => return None,
+        };
+        let root = flow.moved_from(plan, at, ids).0;
+        Some((rows?, table)).filter(|_| plan.buffers[root].role == Role::Input)
+    });
+    found.collect()
+}

@@ -1,0 +1,184 @@
+//! `states`: each is made, updated once a step, and of use in a later one.
+//!
+//! ```text
+//! of an optimizer    update   s = f(s, ..)                 zero at first
+//! made of a weight   prepare  s = f(%w)    update  s = f(new %w)
+//! a sum              step     s = s + ..   update  s = 0
+//! a history          step or update        s = f(s, ..)
+//! ```
+//!
+//! That nothing writes one twice in a section is for `values`.
+
+use cranelift_entity::SecondaryMap;
+
+use super::gradients::adds_to;
+use super::{Cx, Flow, at_text};
+use crate::ops::Op;
+use crate::plan::{Buffer, Instruction, Plan, PlanSection, Role};
+use crate::verify::Property;
+
+const PROPERTY: Property = Property::States;
+
+pub(super) fn check(cx: &mut Cx<'_>, flow: &Flow) {
+    let plan = cx.plan;
+    let weights = OfWeights::of(plan, flow);
+    let states: Vec<Buffer> =
+        plan.buffers.iter().filter(|it| it.1.role == Role::State).map(|it| it.0).collect();
+    let mut kinds = [0_u64; 3];
+    for &state in &states {
+        let (kind, wrong) = kind(plan, flow, &weights, state);
+        kinds[kind as usize] += 1;
+        if let Some(wrong) = wrong {
+            cx.buffer(PROPERTY, state, wrong);
+        }
+    }
+    let counts = vec![
+        ("states", states.len() as u64),
+        ("kept from step to step", kinds[Kind::Kept as usize]),
+        ("made of weights", kinds[Kind::Derived as usize]),
+        ("sums over micro-batches", kinds[Kind::Sum as usize]),
+    ];
+    cx.proof.add(PROPERTY, counts);
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Kept,
+    Derived,
+    Sum,
+}
+
+/// What a state is, and what is wrong with it as such.
+fn kind(plan: &Plan, flow: &Flow, weights: &OfWeights, state: Buffer) -> (Kind, Option<String>) {
+    let [prepare, step, update] = PlanSection::ALL.map(|it| flow.write_in(state, it));
+    let fail = |kind, why: String| (kind, Some(why));
+    let in_update = |index| at_text((PlanSection::Update, index));
+    let of_itself = |section, index| made_of_itself(plan, flow, section, index, state);
+    if flow.writes[state].is_empty() {
+        return fail(Kind::Kept, "is a state, and nothing writes it".into());
+    }
+    if let Some(reset) = update.filter(|&it| is_zero(plan, flow, it, state)) {
+        let late = flow.reads_in(state, PlanSection::Update).find(|&it| it > reset);
+        return match (step, late) {
+            (None, _) => fail(Kind::Sum, "is zero after each step, and `step` adds nothing".into()),
+            (Some(at), _) if !adds_to(&plan.section(PlanSection::Step)[at], state) => {
+                let at = at_text((PlanSection::Step, at));
+                fail(Kind::Sum, format!("is a sum over micro-batches, and {at} does not add to it"))
+            }
+            (Some(_), Some(late)) => {
+                let (late, reset) = (in_update(late), in_update(reset));
+                fail(Kind::Sum, format!("is read in {late}, after {reset} set it to zero"))
+            }
+            (Some(_), None) => (Kind::Sum, None),
+        };
+    }
+    let read_in_update = flow.reads_in(state, PlanSection::Update).next().is_some();
+    match step {
+        Some(at)
+            if adds_to(&plan.section(PlanSection::Step)[at], state)
+                && read_in_update
+                && update.is_none() =>
+        {
+            let why = "is added to in each `step`, and `update` never resets it";
+            return fail(Kind::Sum, why.into());
+        }
+        Some(at)
+            if !of_itself(PlanSection::Step, at) && read_in_update && plan.micro_batches > 1 =>
+        {
+            let at = at_text((PlanSection::Step, at));
+            let why = format!("is replaced in {at}, whatever micro-batches before left");
+            return fail(Kind::Kept, why);
+        }
+        Some(_) => return (Kind::Kept, None),
+        None => {}
+    }
+    match (prepare, update) {
+        (_, Some(at)) if of_itself(PlanSection::Update, at) => (Kind::Kept, None),
+        (Some(_), None) if weights.in_prepare[state] => fail(
+            Kind::Derived,
+            "is made of what `update` changes, and `update` does not make it anew".into(),
+        ),
+        (None, Some(_)) if weights.in_update[state] => fail(
+            Kind::Derived,
+            "is made of weights in `update`, and for the first step `prepare` does not".into(),
+        ),
+        (_, Some(at)) if is_read_late_only(flow, state, at) => {
+            let at = in_update(at);
+            let why = format!("is read behind {at} only, so that nothing of it is left to a step");
+            fail(Kind::Derived, why)
+        }
+        (_, Some(_)) | (Some(_), None) | (None, None) => (Kind::Derived, None),
+    }
+}
+
+/// Whether what `update` leaves in a state is never read, though what it makes of it is.
+fn is_read_late_only(flow: &Flow, state: Buffer, update: usize) -> bool {
+    let mut reads = flow.reads[state].iter().filter(|it| it.0 != PlanSection::Prepare).peekable();
+    reads.peek().is_some() && reads.all(|it| it.0 == PlanSection::Update && it.1 > update)
+}
+
+/// Whether the instruction that makes the new content of a state, before that is moved, reads the old.
+fn made_of_itself(
+    plan: &Plan,
+    flow: &Flow,
+    section: PlanSection,
+    index: usize,
+    state: Buffer,
+) -> bool {
+    let (_, maker) = flow.moved_from(plan, (section, index + 1), state);
+    maker.is_some_and(|it| plan.section(section)[it].reads().contains(&state))
+}
+
+/// Whether instruction `index` of `update` sets a state to zero.
+pub(super) fn is_zero(plan: &Plan, flow: &Flow, index: usize, state: Buffer) -> bool {
+    let (_, maker) = flow.moved_from(plan, (PlanSection::Update, index + 1), state);
+    let Some(Instruction::Compute { op, .. }) =
+        maker.map(|it| &plan.section(PlanSection::Update)[it])
+    else {
+        return false;
+    };
+    match op {
+        Op::ZerosLike(_) => true,
+        Op::Fill(it) => it.value.0 == 0.0,
+        // No other op makes zeros whatever it gets.
+        _ => false,
+    }
+}
+
+/// What is made of weights.
+struct OfWeights {
+    /// By `prepare`, of what a step changes.
+    in_prepare: SecondaryMap<Buffer, bool>,
+    /// By `update`.
+    in_update: SecondaryMap<Buffer, bool>,
+}
+
+impl OfWeights {
+    fn of(plan: &Plan, flow: &Flow) -> OfWeights {
+        let changes = |it: Buffer| {
+            let survives = matches!(plan.buffers[it].role, Role::Param | Role::State);
+            survives && flow.writes[it].iter().any(|it| it.0 != PlanSection::Prepare)
+        };
+        let is_param = |it: Buffer| plan.buffers[it].role == Role::Param;
+        OfWeights {
+            in_prepare: made_of(plan, PlanSection::Prepare, changes),
+            in_update: made_of(plan, PlanSection::Update, is_param),
+        }
+    }
+}
+
+/// What a section makes of certain buffers, and those.
+fn made_of(
+    plan: &Plan,
+    section: PlanSection,
+    from: impl Fn(Buffer) -> bool,
+) -> SecondaryMap<Buffer, bool> {
+    let mut res = SecondaryMap::new();
+    res.resize(plan.buffers.len());
+    plan.buffers.keys().filter(|it| from(*it)).for_each(|it| res[it] = true);
+    for instruction in plan.section(section) {
+        let of = instruction.reads().iter().any(|&it| res[it]);
+        instruction.writes().iter().for_each(|&it| res[it] |= of);
+    }
+    res
+}
