@@ -17,7 +17,7 @@ use std::f64::consts::SQRT_2;
 use std::path::Path;
 
 use half::bf16;
-use ir::graph::{Def, Store};
+use ir::graph::{Def, Init, Param, Store};
 use ir::ops::{CeLoss, Fill, Matmul, MergeDims, Mul};
 use ir::plan::Plan;
 use ir::{Builder, DType, Graph, Op, Section, TensorType, Value};
@@ -67,10 +67,24 @@ fn replace_loss(graph: &mut Graph) {
     let labels = graph.values.keys().find(|&it| graph.values[it].name == "labels").unwrap();
     let (ty, sharding) = (graph.ty(y).clone(), graph.values[y].sharding.clone().unwrap());
     let mut builder = Builder::new(graph);
-    let [dy, out] = ["dy", "y.out"].map(|name| {
-        let state = builder.leaf(name, ty.clone(), Def::State);
-        builder.pin(state, sharding.clone());
-        state
+    // What is there from the start and stays is a parameter that is not trained.
+    let leaves = [("dy", Def::Param), ("y.out", Def::State)];
+    let [dy, out] = leaves.map(|(name, def)| {
+        let leaf = builder.leaf(name, ty.clone(), def);
+        builder.pin(leaf, sharding.clone());
+        leaf
+    });
+    builder.graph.params.push(Param {
+        value: dy,
+        compute: dy,
+        full: dy,
+        init: Init::Zeros,
+        decay: false,
+        trainable: false,
+        reduce_dtype: ty.dtype,
+        scope: builder.scope,
+        aliases: Vec::new(),
+        grad: None,
     });
     builder.graph.stores.push(Store { state: out, value: y, section: Section::Forward });
     let mut op = |name: &str, op: Op, inputs: &[Value]| builder.op(name, op, inputs).unwrap();

@@ -1,6 +1,7 @@
 //! What commands read: a model, IR, or a plan. And how errors of the libraries become reports.
 
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -366,24 +367,29 @@ pub fn without_errno(text: &str) -> String {
     format!("{before}{after}")
 }
 
-/// Refuses to write over what a program was made from: the input itself, or any model. `flag` names the
-/// output.
+/// Refuses to write over what a program was made from: the input itself, any model, a part of a checkpoint.
+/// `flag` names the output.
 pub fn check_output(flag: &str, output: &Path, input: &Path) -> Outcome {
     let refused = |what: &str| {
         let message = format!("`{flag} {}` {what}", output.display());
         Err(Failure::new("PL0613", message).help("name another file, as in `-o model.plan`"))
     };
-    let same = match (output.canonicalize(), input.canonicalize()) {
-        (Ok(output), Ok(input)) => output == input,
-        _ => false,
-    };
-    if same {
-        return refused("would overwrite the input");
+    if is_same_file(output, input) {
+        return refused(&format!("would overwrite `{}`", input.display()));
     }
     if output.exists() && output.extension().is_some_and(|it| it == "ron") {
         return refused("would overwrite a model");
     }
+    if output.parent().is_some_and(|it| it.join(".metadata").is_file()) {
+        return refused("would change a checkpoint");
+    }
     Ok(())
+}
+
+/// Whether two paths lead to one file, which may have several names.
+pub fn is_same_file(a: &Path, b: &Path) -> bool {
+    let identity = |it: &Path| std::fs::metadata(it).map(|it| (it.dev(), it.ino()));
+    a == b || matches!((identity(a), identity(b)), (Ok(a), Ok(b)) if a == b)
 }
 
 /// Writes a file that was asked for.

@@ -420,7 +420,11 @@ pub fn install_panic_hook(messages: Format) {
         let message = format!("{}{place}", panic_message(info.payload()));
         print_aside(&match (messages, std::thread::current().name()) {
             (Format::Json, Some("main")) => Failure::bug(message).json(),
-            (_, thread) => panic_text(&message, thread),
+            (Format::Json, thread) => {
+                let thread = thread.unwrap_or("a thread");
+                Failure::bug(format!("{message}, on {thread}")).json()
+            }
+            (Format::Text, thread) => panic_text(&message, thread),
         });
     }));
 }

@@ -97,6 +97,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         return Err(Failure::new("PL0609", "`--compare cpu` compares the CPU with itself")
             .help("add `--device cuda`"));
     }
+    args.check_outputs()?;
     let plan = args.plan.plan()?;
     let (report, comparisons) = channel();
     let compare = args.compare.map(|Reference::Cpu| report);
@@ -131,6 +132,24 @@ fn steps(text: &str) -> Result<RangeInclusive<u64>, String> {
 }
 
 impl Args {
+    /// Refuses files to write that are read, or that are one file.
+    fn check_outputs(&self) -> Outcome {
+        let outputs = [("--trace", &self.trace), ("--metrics", &self.metrics)];
+        let outputs = outputs.into_iter().filter_map(|(flag, it)| Some((flag, it.as_ref()?)));
+        let target = self.target.as_ref().map(PathBuf::from);
+        let inputs = std::iter::once(&self.plan.input).chain(&self.data).chain(&self.weights);
+        for input in inputs.chain(&target) {
+            outputs.clone().try_for_each(|(flag, it)| input::check_output(flag, it, input))?;
+        }
+        match (&self.trace, &self.metrics) {
+            (Some(trace), Some(metrics)) if input::is_same_file(trace, metrics) => {
+                let message = format!("`--trace` and `--metrics` both name `{}`", trace.display());
+                Err(Failure::new("PL0613", message).help("name two files"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn options(&self, plan: &Plan, place: Place, ui: &Ui) -> Outcome<TrainOptions> {
         Ok(TrainOptions {
             steps: self.steps,

@@ -3,66 +3,19 @@
 //! A stream has one region, which its instructions have one after the other. Sizes are those of the
 //! rank that holds most.
 
-use cranelift_entity::{EntityRef, PrimaryMap};
-use ir::plan::{ALIGN, Instruction, Plan, Stream};
-use ir::{Op, Shape};
-use kernels::cuda::{Call, lower, transport};
-use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
+use ir::plan::{ALIGN, Plan, PlanSection};
+use kernels::cuda::scratch;
 
 /// Sets the workspace of every stream. An op that no kernel runs needs none.
 pub fn add_workspaces(plan: &mut Plan) {
-    let mut bytes: PrimaryMap<Stream, u64> = plan.streams.keys().map(|_| 0).collect();
-    let mut known = Known::default();
-    for section in &plan.sections {
-        // By stream: the call before, with what all calls of its batch need.
-        let mut before: Vec<Option<(Call<'_>, u64)>> = vec![None; plan.streams.len()];
-        for instruction in section {
-            let stream = instruction.stream();
-            let needed = match instruction {
-                Instruction::Compute { op, args, results, .. } => {
-                    let call = Call::new(plan, op, args, results);
-                    let own = known.workspace(&call);
-                    let before = &mut before[stream.index()];
-                    // A batch needs no more than its calls together.
-                    let batch = before.take().filter(|it| it.0.goes_with(&call));
-                    let all = own + batch.map_or(0, |it| it.1);
-                    *before = (own > 0).then_some((call, all));
-                    all
-                }
-                Instruction::Collective { kind, comm, parts, .. } => {
-                    transport::workspace_of(plan, *kind, *comm, parts)
-                }
-                Instruction::Copy { .. }
-                | Instruction::Record { .. }
-                | Instruction::Wait { .. } => 0,
-            };
-            bytes[stream] = bytes[stream].max(needed);
+    let found = scratch(plan);
+    for section in PlanSection::ALL {
+        for (instruction, &needed) in
+            plan.sections[section as usize].iter().zip(&found.needed[section as usize])
+        {
+            let stream = &mut plan.streams[instruction.stream()];
+            stream.workspace = stream.workspace.max(needed.next_multiple_of(ALIGN));
         }
-    }
-    for (stream, bytes) in bytes {
-        plan.streams[stream].workspace = bytes.next_multiple_of(ALIGN);
-    }
-}
-
-/// What the workspaces of an op depend on.
-type Key<'a> = (&'a Op, SmallVec<[Shape; 8]>);
-
-/// Workspaces of calls seen before: layers are alike.
-#[derive(Default)]
-struct Known<'a> {
-    workspaces: FxHashMap<Key<'a>, u64>,
-}
-
-impl<'a> Known<'a> {
-    fn workspace(&mut self, call: &Call<'a>) -> u64 {
-        let operands = call.args.iter().chain(&call.results);
-        let shapes = operands.map(|it| it.shape.iter().map(|&it| it as u64).collect());
-        let key = (call.op, shapes.collect());
-        *self
-            .workspaces
-            .entry(key)
-            .or_insert_with(|| lower(&[call.as_op_call()]).map_or(0, |program| program.workspace))
     }
 }
 

@@ -28,6 +28,7 @@ mod quantize;
 mod quantize_block;
 mod rope;
 mod round_blocks;
+mod scratch;
 mod sum_leading;
 mod sum_squares;
 #[cfg(test)]
@@ -42,6 +43,7 @@ use ir::{DType, Op};
 use smallvec::SmallVec;
 
 pub use call::Call;
+pub use scratch::{Scratch, scratch};
 
 /// The architecture that our kernels are compiled for where there is no GPU to ask.
 pub const DEFAULT_ARCH: &str = "sm_90a";

@@ -13,7 +13,7 @@
 //!            %a.dx = matmul %a.dlogits, %w           backward:  %a.dx = matmul %a.dlogits, %w
 //! ```
 //!
-//! A program with one loss stays as it is.
+//! A program with one loss, or with two of the same logits, stays as it is.
 
 use cranelift_entity::SecondaryMap;
 use ir::{Graph, Node, Op, Phase, Section, Value};
@@ -41,7 +41,10 @@ impl Pass<Graph> for InterleaveChunks {
             .filter(|&it| graph.nodes[it].section == Section::Forward)
             .collect();
         let [first, others @ ..] = &losses[..] else { return Ok(()) };
-        if others.is_empty() {
+        let mut all: Vec<Option<Value>> = losses.iter().map(|&it| logits(graph, it)).collect();
+        all.sort();
+        all.dedup();
+        if others.is_empty() || all.len() < losses.len() || all.contains(&None) {
             return Ok(());
         }
         let of_losses = of_losses(graph);
@@ -69,6 +72,23 @@ impl Pass<Graph> for InterleaveChunks {
         walk.take(graph, |_| true);
         graph.order = walk.res;
         Ok(())
+    }
+}
+
+/// What a loss is of, behind the statistics that a collective may have completed.
+fn logits(graph: &Graph, loss: Node) -> Option<Value> {
+    let data = &graph.nodes[loss];
+    if let Op::CrossEntropy(_) = data.op {
+        return data.inputs.first().copied();
+    }
+    let mut value = data.inputs[1];
+    loop {
+        let maker = &graph.nodes[graph.producer(value)?];
+        match (&maker.op, &maker.inputs[..]) {
+            (Op::CeStats(_), &[logits, ..]) => return Some(logits),
+            (Op::Collective(_), &[before]) => value = before,
+            _ => return None,
+        }
     }
 }
 

@@ -180,10 +180,16 @@ pub struct CopyCall {
     pub dst: Buffer,
 }
 
-/// `dp=1, tp=3`.
+/// `dp=1, tp=3`, in axes of the user's mesh.
 pub fn coord_name(mesh: &Mesh, coord: &[u32]) -> String {
-    let axes = mesh.axes.iter().zip(coord);
-    axes.map(|(axis, at)| format!("{}={at}", axis.name)).collect::<Vec<String>>().join(", ")
+    let mut res: Vec<(&str, u64)> = Vec::new();
+    for (axis, &at) in mesh.axes.iter().zip(coord) {
+        match res.last_mut().filter(|it| it.0 == axis.user_name()) {
+            Some(whole) => whole.1 = whole.1 * u64::from(axis.size) + u64::from(at),
+            None => res.push((axis.user_name(), at.into())),
+        }
+    }
+    res.iter().map(|(name, at)| format!("{name}={at}")).collect::<Vec<String>>().join(", ")
 }
 
 /// `` step[12] `matmul(transpose_b:true)` making `h` ``.

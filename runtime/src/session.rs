@@ -902,7 +902,9 @@ mod tests {
                 let (comm, group) = rank.bound.groups.iter().next().expect("a group");
                 (comm, group.id, group.index)
             };
-            world.exchange(place, at, Arc::default()).map(|_| ())
+            world
+                .exchange(place, crate::comm::local::Occasion::Instruction(at), Arc::default())
+                .map(|_| ())
         };
         let error = session.on_all(job).expect_err("they differ");
         assert_eq!(error.code(), "PL0512", "{error}");

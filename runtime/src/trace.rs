@@ -106,7 +106,8 @@ pub struct Trace<'a> {
     slices: [Vec<Option<Slice>>; 3],
     /// Bytes of the step's arena that are live, by section and instruction.
     live: [Vec<u64>; 3],
-    arrows: Vec<(PlanSection, usize, usize)>,
+    /// By section, from one instruction to another.
+    arrows: [Vec<(usize, usize)>; 3],
     n_events: u64,
     n_arrows: u64,
     has_planned: bool,
@@ -167,7 +168,7 @@ impl<'a> Trace<'a> {
             slices: PlanSection::ALL
                 .map(|it| plan.section(it).iter().map(|it| slice(plan, it)).collect()),
             live,
-            arrows: PlanSection::ALL.into_iter().flat_map(|it| arrows(plan, it)).collect(),
+            arrows: PlanSection::ALL.map(|it| arrows(plan, it)),
             n_events: 0,
             n_arrows: 0,
             has_planned: false,
@@ -284,7 +285,8 @@ impl<'a> Trace<'a> {
                 )?;
             }
         }
-        for (_, from, to) in self.arrows.clone().into_iter().filter(|it| it.0 == section) {
+        let arrows = std::mem::take(&mut self.arrows[section as usize]);
+        for &(from, to) in &arrows {
             let (Some(from), Some(to)) = (at[from], at[to]) else { continue };
             self.n_arrows += 1;
             let end = |span: &PlacedSpan, ph: &str, ts: f64| {
@@ -295,6 +297,7 @@ impl<'a> Trace<'a> {
             let ends = [end(from, "s", (from.start + from.end) / 2.0), end(to, "f", to.start)];
             ends.iter().try_for_each(|it| self.event(it))?;
         }
+        self.arrows[section as usize] = arrows;
         Ok(())
     }
 
@@ -393,7 +396,7 @@ fn views(shapes: &[Shape]) -> Vec<&[u64]> {
 }
 
 /// From the last instruction that an event marks to the first that waits for it.
-fn arrows(plan: &Plan, section: PlanSection) -> Vec<(PlanSection, usize, usize)> {
+fn arrows(plan: &Plan, section: PlanSection) -> Vec<(usize, usize)> {
     let n_streams = plan.streams.len();
     let mut last: Vec<Option<usize>> = vec![None; n_streams];
     let mut marked: Vec<Option<usize>> = vec![None; plan.events as usize];
@@ -407,7 +410,7 @@ fn arrows(plan: &Plan, section: PlanSection) -> Vec<(PlanSection, usize, usize)>
             Instruction::Compute { .. }
             | Instruction::Collective { .. }
             | Instruction::Copy { .. } => {
-                res.extend(waits[stream].drain(..).map(|from| (section, from, index)));
+                res.extend(waits[stream].drain(..).map(|from| (from, index)));
                 last[stream] = Some(index);
             }
         }

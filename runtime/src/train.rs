@@ -364,6 +364,14 @@ fn run(
             saver.save(session, position, true, &mut |it| tell(it, on_event))?;
         }
     }
+    if let Some(trace) = &options.trace
+        && !(position.step + 1..=steps).any(|it| trace.has(it, steps))
+    {
+        on_event(Event::Warning(&format!(
+            "none of the steps to trace is run: these are steps {} to {steps}",
+            position.step + 1
+        )));
+    }
     for step in position.step + 1..=steps {
         let batch = data.batch(position.sample / batch_size)?;
         let lr = plan.run.schedule.at(step - 1);
@@ -430,11 +438,13 @@ fn traced_step(
     let origin = trace.as_ref().map_or_else(Instant::now, |it| it.origin());
     let recorders = session.record(origin)?;
     let report = session.step(batch, lr, step);
-    if let Some(trace) = trace {
+    let written = trace.map_or(Ok(()), |trace| {
         let ranks: Vec<_> = recorders.iter().map(|it| (it.0, it.1.take())).collect();
-        trace.step(step, &ranks)?;
-    }
+        trace.step(step, &ranks)
+    });
+    // Why the step failed says more than why it could not be written.
     let report = report?;
+    written?;
     session.stop_recording()?;
     Ok(report)
 }

@@ -698,9 +698,10 @@ pub const CODES: &[Code] = &[
     },
     Code {
         code: "PL0613",
-        title: "the output would overwrite a model",
-        text: "`-o` names the input itself, or another model that exists. planc does not write over \
-               what was written by hand.",
+        title: "the output would overwrite what is read",
+        text: "A file to write (`-o`, `--html`, `--certificate`, `--trace`, `--metrics`) is one that the command reads, \
+               a model, or a part of a checkpoint; or two of them are one file. planc does not write over what was \
+               written by hand or by a run.",
         example: "planc compile model.ron --mesh 8 -o model.ron.",
         fix: "Name another file: -o model.plan.",
     },

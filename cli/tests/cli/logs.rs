@@ -253,3 +253,37 @@ fn a_log_in_json_is_an_object_a_line() {
     );
     assert!(log.iter().any(|it| it["event"] == "warning"), "{log:?}");
 }
+
+/// Files that are read, or that two options name, are not written over; nor are those of a checkpoint.
+#[test]
+fn what_is_read_is_not_written_over() {
+    let folder = Folder::new("log_over_inputs", &[]);
+    folder.works("compile model.ron --mesh 1 -q");
+    folder.works("run model.plan --steps 1 --save ckpt -q");
+    folder.write("tokens.bin", [1; 4096]);
+    folder.write("cpu.ron", std::fs::read(crate::workspace("ir/profiles/cpu.ron")).unwrap());
+    std::fs::hard_link(folder.0.join("model.plan"), folder.0.join("other.plan")).unwrap();
+    for line in [
+        "run model.plan --steps 1 --trace model.plan",
+        "run model.plan --steps 1 --metrics other.plan",
+        "run model.ron --mesh 1 --steps 1 --trace model.ron",
+        "run model.plan --steps 1 --data tokens.bin --token-type u8 --metrics tokens.bin",
+        "run model.plan --steps 1 --trace cpu.ron --target cpu.ron",
+        "run model.plan --steps 1 --trace ckpt/step-1/.metadata",
+        "run model.plan --steps 1 --trace same.json --metrics same.json",
+    ] {
+        let ran = folder.planc(line);
+        assert!(ran.code == 1 && ran.stderr.contains("PL0613"), "{line}: {}", ran.stderr);
+    }
+    assert_eq!(folder.read("tokens.bin").len(), 4096);
+    folder.works("verify model.plan");
+    folder.works("ckpt verify ckpt");
+}
+
+#[test]
+fn steps_to_trace_that_are_not_run_are_a_warning() {
+    let folder = Folder::new("log_trace_steps", &[]);
+    let ran = folder.planc("run model.ron --mesh 1 --steps 2 --trace t.json --trace-steps 3..4");
+    let said = "none of the steps to trace is run: these are steps 1 to 2";
+    assert!(ran.code == 0 && ran.stderr.contains(said), "{}", ran.stderr);
+}

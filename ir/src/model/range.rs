@@ -14,6 +14,9 @@ use crate::run::Decay;
 /// No size is larger, so that products of two that fit a tensor can be computed.
 pub const MAX_SIZE: u64 = 1 << 40;
 
+/// The most pieces of a sequence; an op that joins them names each with a letter.
+const MAX_CHUNKS: u64 = 128;
+
 /// How often a `Repeat` may repeat.
 const MAX_REPEAT: u64 = 10_000;
 
@@ -129,6 +132,11 @@ impl Fields {
     /// How often something is repeated.
     pub fn repeats(&self, field: &str, value: u64) -> Result<(), ModelError> {
         self.require((1..=MAX_REPEAT).contains(&value), field, value, "from 1 to 10000")
+    }
+
+    /// Pieces in which something is made.
+    pub fn chunks(&self, field: &str, value: u64) -> Result<(), ModelError> {
+        self.require((1..=MAX_CHUNKS).contains(&value), field, value, "from 1 to 128")
     }
 
     /// Any real number.

@@ -398,6 +398,18 @@ fn errors_about_words_and_types() {
         "1",
         "PL0216: precision.compute is i32, and must be f32 or bf16\nat: i32",
     );
+    check_error(
+        "LmHead(name: \"lm_head\")",
+        "LmHead(name: \"lm_head\", chunks: 129)",
+        "1",
+        "PL0216: chunks is 129, and must be from 1 to 128\nat: 129",
+    );
+    check_error(
+        "LmHead(name: \"lm_head\")",
+        "LmHead(name: \"lm_head\", chunks: 33)",
+        "1",
+        "PL0216: chunks is 33, and must be at most the 32 tokens of a sequence\nat: 33",
+    );
 }
 
 #[test]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytemuck::AnyBitPattern;
-use cranelift_entity::{EntityRef, SecondaryMap};
+use cranelift_entity::SecondaryMap;
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use ir::DType;
@@ -22,7 +22,7 @@ use ir::quant::Format;
 use smallvec::SmallVec;
 
 use crate::bind::{At, BoundBuffer, BoundPart, BoundPlan, CollectiveCall, ComputeCall, CopyCall};
-use crate::comm::local::{Post, World};
+use crate::comm::local::{Occasion, Post, World};
 use crate::error::RunError;
 use crate::exec::{Backend, MemoryUse, Span};
 use crate::memory::{Bytes, Scratch};
@@ -178,7 +178,8 @@ impl CpuBackend {
             true => None,
             false => {
                 let place = (call.comm, group.id, group.index);
-                Some(self.world.exchange(place, call.at, post.clone())?)
+                let occasion = Occasion::Instruction(call.at);
+                Some(self.world.exchange(place, occasion, post.clone())?)
             }
         };
         for (i, part) in call.parts.iter().enumerate() {
@@ -375,8 +376,8 @@ impl Backend for CpuBackend {
             post.assign(self.memory.bytes(bound));
         }
         let place = (comm, group.id, group.index);
-        let at = At { section: PlanSection::Prepare, index: buffer.index() };
-        let posts = self.world.exchange(place, at, Arc::new(vec![post]))?;
+        let occasion = Occasion::Broadcast(buffer);
+        let posts = self.world.exchange(place, occasion, Arc::new(vec![post]))?;
         self.memory.bytes_mut(bound).copy_from_slice(posts[root][0].all());
         Ok(())
     }

@@ -4,10 +4,11 @@
 //! wants. Nothing here depends on timing but who waits for whom. When a rank fails, everyone is woken,
 //! so that no rank waits for one that is gone.
 
+use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use cranelift_entity::PrimaryMap;
-use ir::plan::{Comm, Plan};
+use ir::plan::{Buffer, Comm, Plan};
 
 use crate::bind::At;
 use crate::comm::control::{Fault, lock};
@@ -19,6 +20,24 @@ pub type Post = Arc<Vec<Bytes>>;
 
 /// The posts of a whole group, in coordinate order.
 pub type Posts = Arc<[Post]>;
+
+/// What ranks meet for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Occasion {
+    /// A collective of the plan.
+    Instruction(At),
+    /// A buffer that one of them has read.
+    Broadcast(Buffer),
+}
+
+impl fmt::Display for Occasion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Occasion::Instruction(at) => write!(f, "{}[{}]", at.section.name(), at.index),
+            Occasion::Broadcast(buffer) => write!(f, "the broadcast of {buffer}"),
+        }
+    }
+}
 
 /// Where the ranks of a plan meet.
 #[derive(Debug)]
@@ -37,7 +56,7 @@ struct Meeting {
 #[derive(Debug)]
 struct State {
     posted: Vec<Option<Post>>,
-    at: Option<At>,
+    occasion: Option<Occasion>,
     /// There from the last post until all have left.
     complete: Option<Posts>,
     left: usize,
@@ -66,10 +85,10 @@ impl World {
     pub fn exchange(
         &self,
         (comm, group, member): (Comm, usize, usize),
-        at: At,
+        occasion: Occasion,
         post: Post,
     ) -> Result<Posts, RunError> {
-        self.meetings[comm][group].exchange(member, at, post)
+        self.meetings[comm][group].exchange(member, occasion, post)
     }
 
     fn stop(&self) {
@@ -82,16 +101,23 @@ impl World {
 
 impl Meeting {
     fn new(size: usize) -> Meeting {
-        let state =
-            State { posted: vec![None; size], at: None, complete: None, left: 0, stopped: false };
+        let state = State {
+            posted: vec![None; size],
+            occasion: None,
+            complete: None,
+            left: 0,
+            stopped: false,
+        };
         Meeting { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    fn exchange(&self, member: usize, at: At, post: Post) -> Result<Posts, RunError> {
+    fn exchange(&self, member: usize, occasion: Occasion, post: Post) -> Result<Posts, RunError> {
         let mut state = self.wait_while(lock(&self.state), |it| it.complete.is_some())?;
-        if let Some(other) = state.at.replace(at).filter(|&it| it != at) {
-            let name = |it: At| format!("{}[{}]", it.section.name(), it.index);
-            return Err(RunError::Diverged { ours: name(at), theirs: name(other) });
+        if let Some(other) = state.occasion.replace(occasion).filter(|&it| it != occasion) {
+            return Err(RunError::Diverged {
+                ours: occasion.to_string(),
+                theirs: other.to_string(),
+            });
         }
         state.posted[member] = Some(post);
         if state.posted.iter().all(Option::is_some) {
@@ -103,7 +129,7 @@ impl Meeting {
         state.left += 1;
         if state.left == state.posted.len() {
             state.left = 0;
-            state.at = None;
+            state.occasion = None;
             state.complete = None;
             self.changed.notify_all();
         }

@@ -4,10 +4,10 @@
 //! so the results are a sum and a count. Logits in pieces (`chunks` of `LmHead`) have one loss.
 
 use super::{Common, ModuleDef};
+use crate::Value;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
 use crate::model::range::Fields;
-use crate::Value;
 use crate::ops::{Add, CeLoss, CeMax, CeStats, Number};
 
 module! {

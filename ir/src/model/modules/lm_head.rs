@@ -7,6 +7,7 @@
 //! after the other: the logits of one piece are in memory at a time.
 
 use super::{Common, ModuleDef};
+use crate::Value;
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::ModelError;
@@ -14,7 +15,6 @@ use crate::model::params::ParamSpec;
 use crate::model::range::Fields;
 use crate::model::schema::ParamOptions;
 use crate::ops::{BiasAdd, Cast, Matmul};
-use crate::Value;
 use crate::quant::Recipe;
 
 module! {
@@ -50,7 +50,7 @@ impl ModuleDef for LmHead {
 
     fn check(&self, fields: &Fields) -> Result<(), ModelError> {
         fields.optional_size("vocab", self.vocab)?;
-        fields.repeats("chunks", self.chunks)?;
+        fields.chunks("chunks", self.chunks)?;
         fields.init("init", self.init)?;
         fields.options("weight", &self.weight)
     }
