@@ -17,8 +17,8 @@ use crate::limit::{self, Limit};
 use crate::lint::{self, Finding, Lint};
 use crate::moves;
 use crate::report::{self, Failure, Format, Outcome, Ui, print, print_json};
-use crate::table::{Align, Table, bytes, elided, plural, short, wrapped};
-use crate::target::{self, Prediction, milliseconds};
+use crate::table::{Align, Table, bytes, elided, plural, seconds, short, wrapped};
+use crate::target::{self, Needs, Prediction};
 use crate::words::{describe, mesh_text, user_axes};
 
 /// Compiles a model for a mesh.
@@ -102,6 +102,8 @@ struct Compiled {
     /// What GEMMs make that a recipe wants quantized and that are not, and why.
     unquantized: Vec<(String, String)>,
     prediction: Option<Prediction>,
+    /// What a rank needs on the target, and what it may take.
+    needs: Option<(Needs, u64)>,
     times: Times,
 }
 
@@ -186,8 +188,9 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     }
     input::write(&output, &ir::text::print_plan(&plan))?;
     let (summary, memory) = (in_users_words(&plan), memory_profile(&plan));
+    let needs = target.as_ref().map(|it| Needs::of(&plan, Some(it))).zip(limit);
     let compiled =
-        Compiled { plan, summary, memory, findings, moves, unquantized, prediction, times };
+        Compiled { plan, summary, memory, findings, moves, unquantized, prediction, needs, times };
     match ui.format {
         Format::Json => print_json(&compiled.json(&output)),
         Format::Text if ui.quiet => Ok(()),
@@ -354,12 +357,25 @@ impl Compiled {
                 "predicted",
                 &format!(
                     "{} a step on {}: {:.1} % MFU, {} exposed communication of {}, {} tokens/s a rank",
-                    milliseconds(it.cost.seconds),
+                    seconds(it.cost.seconds),
                     it.target,
                     100.0 * it.cost.mfu,
-                    milliseconds(it.cost.exposed_seconds),
-                    milliseconds(it.cost.communication_seconds),
+                    seconds(it.cost.exposed_seconds),
+                    seconds(it.cost.communication_seconds),
                     short(it.tokens_per_second as u64)
+                ),
+            );
+        }
+        if let Some((needs, limit)) = self.needs {
+            labelled(
+                &mut res,
+                "needs",
+                &format!(
+                    "{} of {} a rank there: {} planned, {} beside it",
+                    bytes(needs.bytes()),
+                    bytes(limit),
+                    bytes(needs.planned_bytes),
+                    bytes(needs.beside_bytes)
                 ),
             );
         }
@@ -424,8 +440,8 @@ impl Compiled {
     }
 
     fn json(&self, output: &Path) -> serde_json::Value {
-        let Compiled { plan, summary, memory, findings, moves, unquantized, prediction, times } =
-            self;
+        let Compiled { plan, summary, memory, findings, moves, unquantized, prediction, .. } = self;
+        let (needs, times) = (self.needs, &self.times);
         let unquantized: Vec<_> =
             unquantized.iter().map(|(gemm, why)| json!({ "gemm": gemm, "why": why })).collect();
         let ms = |it: &Duration| it.as_secs_f64() * 1e3;
@@ -462,6 +478,12 @@ impl Compiled {
             "summary": summary,
             "memory": { "total_bytes": memory.total_bytes(), "peak": peak },
             "prediction": prediction,
+            "needs": needs.map(|(it, limit)| json!({
+                "planned_bytes": it.planned_bytes,
+                "beside_bytes": it.beside_bytes,
+                "bytes": it.bytes(),
+                "limit_bytes": limit,
+            })),
             "lints": findings,
             "moves": moves::json(moves, &plan.mesh),
             "unquantized": unquantized,

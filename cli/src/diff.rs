@@ -91,15 +91,30 @@ fn compare(args: &Args, ui: &Ui) -> Outcome<bool> {
         ));
     }
     let second = args.second.as_ref().unwrap_or(&args.first);
-    let a = meaning(&args.first, &args.model)?;
-    let b = meaning(second, &args.to.model(&args.model))?;
-    let view = View::of(&a, &b, diff(&a, &b));
+    let to = args.to.model(&args.model);
+    let (a, b) = (meaning(&args.first, &args.model)?, meaning(second, &to)?);
+    let sources = [source(&args.first, &args.model), source(second, &to)];
+    let view = View::of(&a, &b, diff(&a, &b), sources);
     match ui.format {
         Format::Json => print_json(&view)?,
         Format::Text if ui.quiet => (),
         Format::Text => print(&view.text(ui)),
     }
     Ok(view.same)
+}
+
+/// A file and the options that it was compiled with, but for the mesh.
+fn source(path: &Path, model: &ModelArgs) -> String {
+    let mut res = path.display().to_string();
+    model.overrides.iter().for_each(|it| res += &format!(" --set {it}"));
+    let prefetch = [
+        ("--prefetch-forward", model.prefetch_forward),
+        ("--prefetch-backward", model.prefetch_backward),
+    ];
+    for (flag, value) in prefetch {
+        res += &value.map_or(String::new(), |it| format!(" {flag} {it}"));
+    }
+    res
 }
 
 /// What a file means.

@@ -9,12 +9,12 @@ use ir::graph::Checkpoint;
 use ir::model::MeshSpec;
 use ir::model::modules::Module;
 use ir::model::schema::ReshardAfterForward;
-use ir::plan::{Plan, PlanSection, Role, memory_profile};
+use ir::plan::{Plan, Role, memory_profile};
 use serde_json::json;
 
 use crate::report::{Failure, Outcome};
-use crate::table::{Align, Table, bytes, elided, plural, wrapped};
-use crate::target::{Needs, Prediction, milliseconds};
+use crate::table::{Align, Table, bytes, elided, plural, seconds, wrapped};
+use crate::target::{Needs, Prediction};
 use crate::variants::{self, Variant};
 use crate::words::{describe, fold};
 
@@ -36,6 +36,8 @@ pub struct Limit<'a> {
 struct Choice {
     /// What to add to the command line.
     flags: String,
+    /// How many ranks that is for.
+    ranks: u64,
     needs: Needs,
     seconds: Option<f64>,
 }
@@ -76,21 +78,27 @@ pub fn check(plan: &Plan, limit: &Limit<'_>, variant: Option<&Variant>) -> Outco
         })),
         "tensors": tensors.iter().map(|(what, size, n)| json!({ "name": what, "tensors": n, "bytes": size })).collect::<Vec<_>>(),
         "choices": choices.iter().map(|it| json!({
-            "flags": it.flags, "needs": it.needs, "fits": it.needs.bytes() <= limit.bytes, "step_seconds": it.seconds,
+            "flags": it.flags, "ranks": it.ranks, "needs": it.needs, "fits": it.needs.bytes() <= limit.bytes, "step_seconds": it.seconds,
         })).collect::<Vec<_>>(),
     });
-    Err(Failure::new("PL0652", message.trim_end()).help(help(&choices, limit)).details(details))
+    Err(Failure::new("PL0652", message.trim_end())
+        .help(help(&choices, limit, plan.mesh.n_ranks()))
+        .details(details))
 }
 
-fn help(choices: &[Choice], limit: &Limit<'_>) -> String {
+fn help(choices: &[Choice], limit: &Limit<'_>, ranks: u64) -> String {
     if choices.is_empty() {
         return "use more ranks, or a smaller batch or model".into();
     }
     let mut table = Table::new(1, &[Align::Right, Align::Left, Align::Right, Align::Left]);
     for it in choices.iter().take(MAX_LINES) {
         let fits = if it.needs.bytes() <= limit.bytes { "fits" } else { "" };
-        let time = it.seconds.map(milliseconds).unwrap_or_default();
-        let lines = wrapped(&it.flags, 44);
+        let time = it.seconds.map(seconds).unwrap_or_default();
+        let more = match it.ranks {
+            n if n == ranks => String::new(),
+            n => format!(" ({})", plural(n, "rank")),
+        };
+        let lines = wrapped(&format!("{}{more}", it.flags), 44);
         let mut lines = lines.into_iter();
         let first = lines.next().unwrap_or_default();
         table.row([bytes(it.needs.bytes()), fits.to_string(), time, first]);
@@ -119,16 +127,9 @@ fn tensors(plan: &Plan) -> Vec<(String, u64, usize)> {
         };
         add(what.to_string(), plan.local_bytes(buffer));
     }
-    if let Some((section, index)) = memory_profile(plan).peak {
-        let timeline = PlanSection::TIMELINES.into_iter().find(|it| it.contains(&section));
-        let timeline = timeline.unwrap_or_default();
-        let before = timeline.iter().take_while(|it| **it != section);
-        let at = index + before.map(|it| plan.section(*it).len()).sum::<usize>();
-        for (buffer, span) in plan.spans(timeline).iter() {
-            if span.is_some_and(|(first, last)| first <= at && at <= last) {
-                add(fold(&plan.buffers[buffer].name), plan.local_bytes(buffer));
-            }
-        }
+    let live = memory_profile(plan).peak.map_or(Vec::new(), |at| plan.live_at(at));
+    for buffer in live {
+        add(fold(&plan.buffers[buffer].name), plan.local_bytes(buffer));
     }
     let mut res: Vec<_> = res.into_iter().map(|(what, (size, n))| (what, size, n)).collect();
     res.sort_by_key(|it| std::cmp::Reverse(it.1));
@@ -147,7 +148,8 @@ fn choices(variant: &Variant, plan: &Plan, needs: Needs, limit: &Limit<'_>) -> V
             let plan = variant.compile().ok()?;
             let seconds = limit.target.and_then(|it| Prediction::of(&plan, it).ok());
             let seconds = seconds.map(|it| it.cost.seconds);
-            Some(Choice { flags: flags.clone(), needs: Needs::of(&plan, limit.target), seconds })
+            let (needs, ranks) = (Needs::of(&plan, limit.target), plan.mesh.n_ranks());
+            Some(Choice { flags: flags.clone(), ranks, needs, seconds })
         };
         let found = variants::in_parallel(tried, choice);
         found.into_iter().flatten().filter(|it| it.needs.bytes() < needs.bytes()).collect()
@@ -222,8 +224,7 @@ fn on_more_ranks(variant: &Variant, plan: &Plan, factor: u32) -> Option<(String,
     let size = &mut axes.get_mut(fsdp)?.1;
     *size = size.checked_mul(factor)?;
     let mesh = MeshSpec::Named(axes);
-    let ranks = plan.mesh.n_ranks() * u64::from(factor);
-    Some((format!("--mesh {mesh} ({ranks} ranks)"), Variant { mesh, ..variant.clone() }))
+    Some((format!("--mesh {mesh}"), Variant { mesh, ..variant.clone() }))
 }
 
 type Change = Box<dyn Fn(&mut Variant)>;

@@ -114,7 +114,7 @@ pub fn page(plan: &Plan, target: &Target) -> String {
 }
 
 fn header(cx: &Cx) -> Markup {
-    let Cx { plan, target, summary, memory, cost, .. } = cx;
+    let Cx { plan, target, summary, cost, .. } = cx;
     let run = &plan.run;
     let tokens = run.global_batch * run.sequence;
     let rate = if cost.seconds > 0.0 { tokens as f64 / cost.seconds } else { 0.0 };
@@ -131,12 +131,12 @@ fn header(cx: &Cx) -> Markup {
             dl.tiles {
                 (tile("Parameters", &short(summary.parameters), "parameters", &summary.parameters.to_string(),
                     &format!("in {} tensors", grouped(plan.params.len() as u64))))
-                (tile("Memory a rank", &bytes(memory.total_bytes()), "memory", &memory.total_bytes().to_string(),
+                (tile("Memory a rank", &bytes(cx.needs.bytes()), "memory", &cx.needs.bytes().to_string(),
                     &format!("of {} on {}", bytes(target.memory.0 as u64), target.name)))
                 (tile("Step", &seconds(cost.seconds), "step-seconds", &cost.seconds.to_string(),
                     &format!("{} tokens/s", short(rate as u64))))
                 (tile("Model FLOPs used", &format!("{:.1} %", 100.0 * cost.mfu), "mfu", &cost.mfu.to_string(),
-                    &format!("{}FLOP a rank", short_unit(summary.flops))))
+                    &format!("{}FLOP of the model a rank", short_unit(summary.model_flops))))
                 (tile("Waiting", &format!("{:.1} %", share(cost.exposed_seconds)),
                     "exposed-seconds", &cost.exposed_seconds.to_string(),
                     &format!("{} for communication", seconds(cost.exposed_seconds))))

@@ -67,7 +67,8 @@ impl Ui {
 }
 
 impl Color {
-    fn is_on(self, terminal: bool) -> bool {
+    /// Whether to use them on what is a terminal or is none.
+    pub fn is_on(self, terminal: bool) -> bool {
         let no_color = || std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
         match self {
             Color::Auto => terminal && !no_color(),

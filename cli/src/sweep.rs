@@ -1,6 +1,7 @@
 //! `planc sweep`: a model on all sensible meshes of so many GPUs, each really compiled, with what a step is
 //! predicted to take.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use ir::model::{MeshSpec, Model};
@@ -9,8 +10,8 @@ use serde::Serialize;
 
 use crate::input::{File, ModelArgs};
 use crate::report::{Failure, Outcome, Ui, print_view};
-use crate::table::{Align, Table, bytes, plural, short, wrapped};
-use crate::target::{self, Needs, Prediction, milliseconds};
+use crate::table::{Align, Table, bytes, plural, seconds, short, wrapped};
+use crate::target::{self, Needs, Prediction};
 use crate::variants::{self, Variant};
 
 /// Compares the meshes that a model can have.
@@ -48,6 +49,8 @@ struct Sweep {
     model: String,
     gpus: u32,
     limit_bytes: u64,
+    /// The axes of a mesh that has so many.
+    axes: BTreeMap<usize, Vec<String>>,
     /// Fastest first, then those that do not fit.
     meshes: Vec<Row>,
     refused: Vec<Refused>,
@@ -95,8 +98,8 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let of = |mesh: &MeshSpec| {
         let variant =
             Variant { model: model.clone(), mesh: mesh.clone(), options: options.clone() };
-        let plan = variant.compile()?;
-        row(mesh, &plan, &target, limit_bytes).map_err(|it| it.message)
+        let plan = variant.compile().map_err(|why| (why, None))?;
+        row(mesh, &plan, &target, limit_bytes).map_err(|it| (it.message.clone(), Some(it)))
     };
     let found = variants::in_parallel(&meshes, of);
     let refused = refused.into_iter().map(|(mesh, why)| Refused { mesh: mesh.to_string(), why });
@@ -104,17 +107,23 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         model: model.name.clone(),
         gpus: args.gpus,
         limit_bytes,
+        axes: model.meshes.clone(),
         meshes: Vec::new(),
         refused: refused.collect(),
     };
+    // A plan that the target cannot run.
+    let mut cannot = None;
     for (mesh, found) in meshes.iter().zip(found) {
         match found {
             Ok(row) => res.meshes.push(row),
-            Err(why) => res.refused.push(Refused { mesh: mesh.to_string(), why }),
+            Err((why, failure)) => {
+                res.refused.push(Refused { mesh: mesh.to_string(), why });
+                cannot = cannot.or(failure);
+            }
         }
     }
     if res.meshes.is_empty() {
-        return Err(nothing(&res, &model, args));
+        return Err(cannot.unwrap_or_else(|| nothing(&res, &model, args)));
     }
     // Where the batch grows with the mesh, steps do not do the same: tokens compare.
     let per_token = |it: &Row| 1.0 / it.prediction.tokens_per_second;
@@ -173,8 +182,8 @@ fn text(sweep: &Sweep, ui: &Ui) -> String {
         let cost = &it.prediction.cost;
         table.row([
             it.mesh.clone(),
-            milliseconds(cost.seconds),
-            milliseconds(cost.exposed_seconds),
+            seconds(cost.seconds),
+            seconds(cost.exposed_seconds),
             format!("{:.1} %", 100.0 * cost.mfu),
             short(it.prediction.tokens_per_second as u64),
             it.global_batch.to_string(),
@@ -183,6 +192,14 @@ fn text(sweep: &Sweep, ui: &Ui) -> String {
         ]);
     }
     res.push_str(&table.text());
+    let said = sweep.meshes.iter().map(|it| &it.mesh);
+    let refused = sweep.refused.iter().map(|it| &it.mesh);
+    let meshes: Vec<&String> =
+        if ui.quiet { said.collect() } else { said.chain(refused).collect() };
+    let used = |n: usize| meshes.iter().any(|it| it.split('x').count() == n);
+    let axes: Vec<String> =
+        sweep.axes.iter().filter(|it| used(*it.0)).map(|it| it.1.join(" x ")).collect();
+    res.push_str(&format!("\nSizes are those of {}.\n", axes.join(", of ")));
     if !sweep.refused.is_empty() && !ui.quiet {
         res.push_str("\nNo plan for\n");
         res.push_str(&refusals(sweep, 76));
@@ -196,18 +213,20 @@ fn refusals(sweep: &Sweep, width: usize) -> String {
         let letters = why.chars().filter(|it| !it.is_ascii_digit());
         letters.take_while(|it| *it != '(').collect()
     };
-    let mut by_kind: Vec<(String, &str, Vec<&str>)> = Vec::new();
+    let mut by_kind: Vec<(String, Vec<&Refused>)> = Vec::new();
     for it in &sweep.refused {
         let kind = kind(&it.why);
         match by_kind.iter_mut().find(|other| other.0 == kind) {
-            Some(other) => other.2.push(&it.mesh),
-            None => by_kind.push((kind, &it.why, vec![&it.mesh])),
+            Some(other) => other.1.push(it),
+            None => by_kind.push((kind, vec![it])),
         }
     }
     let mut res = String::new();
-    for (_, why, meshes) in by_kind {
-        let likewise = if meshes.len() > 1 { ", and so on" } else { "" };
-        let text = format!("{}: {why}{likewise}", meshes.join(", "));
+    for (_, of_kind) in by_kind {
+        let why = &of_kind[0].why;
+        let first = if of_kind.iter().all(|it| it.why == *why) { "" } else { "for the first, " };
+        let meshes: Vec<&str> = of_kind.iter().map(|it| it.mesh.as_str()).collect();
+        let text = format!("{}: {first}{why}", meshes.join(", "));
         for (i, line) in wrapped(&text, width).iter().enumerate() {
             res += &format!("{}{line}\n", if i == 0 { "  " } else { "    " });
         }

@@ -27,7 +27,7 @@ pub fn load(name: &str) -> Outcome<Target> {
     })
 }
 
-/// Bytes as in `140GiB`, `80GB`, `141e9`.
+/// Bytes as in `140GiB`, `80GB`, `141e9`; a number without a unit is 1 MiB or more.
 pub fn size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     // A unit starts with a letter; so does no number but for its exponent.
@@ -51,10 +51,14 @@ pub fn size(text: &str) -> Result<u64, String> {
     };
     let number: f64 = number.trim().parse().map_err(|_| format!("`{number}` is no number"))?;
     let bytes = number * factor;
-    match bytes.is_finite() && (0.0..1e18).contains(&bytes) {
-        true => Ok(bytes as u64),
-        false => Err("a size is 0 or more, and less than an exabyte".into()),
+    if !(0.0..1e18).contains(&bytes) {
+        return Err("a size is 0 or more, and less than an exabyte".into());
     }
+    // Nobody has so little, but units are forgotten.
+    if unit.is_empty() && bytes < 1024.0 * 1024.0 {
+        return Err(format!("without a unit this is bytes; write `{number}GiB`, or `{number}B`"));
+    }
+    Ok(bytes as u64)
 }
 
 /// Bytes that a rank needs.
@@ -69,10 +73,9 @@ pub struct Needs {
 impl Needs {
     /// Of a plan.
     pub fn of(plan: &Plan, target: Option<&Target>) -> Needs {
-        let spread = plan.comms.values().filter(|it| plan.mesh.set_size(**it) > 1).count();
         Needs {
             planned_bytes: memory_profile(plan).total_bytes(),
-            beside_bytes: target.map_or(0, |it| it.bytes_beside_plan(spread)),
+            beside_bytes: target.map_or(0, |it| it.bytes_beside_plan(plan.meeting_comms().len())),
         }
     }
 
@@ -109,17 +112,6 @@ impl Prediction {
     }
 }
 
-/// `801 ms`, three digits at least.
-pub fn milliseconds(seconds: f64) -> String {
-    let ms = seconds * 1e3;
-    let decimals = match ms {
-        ..9.995 => 2,
-        ..99.95 => 1,
-        _ => 0,
-    };
-    format!("{ms:.decimals$} ms")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -136,8 +128,9 @@ mod tests {
         check("80 GB", Ok(80_000_000_000));
         check("141e9", Ok(141_000_000_000));
         check("1.5e1MiB", Ok(15 << 20));
-        check("512", Ok(512));
-        check("0", Ok(0));
+        check("512B", Ok(512));
+        check("1048576", Ok(1 << 20));
+        check("80", Err("without a unit this is bytes; write `80GiB`, or `80B`"));
         check("140gib", Err("`gib` is no unit; write GiB, GB, MiB, MB or none for bytes"));
         check("GiB", Err("`` is no number"));
         check("-1GB", Err("a size is 0 or more, and less than an exabyte"));

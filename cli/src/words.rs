@@ -1,7 +1,7 @@
 //! How programs are spoken of: in the axes of the user's mesh, and in short.
 
 use ir::placement::Mesh;
-use ir::plan::{Instruction, Plan, PlanSection};
+use ir::plan::{Plan, PlanSection};
 
 use crate::table::plural;
 
@@ -63,13 +63,7 @@ pub fn numbers(numbers: &[u64]) -> String {
 /// `` `matmul` making `h` ``.
 pub fn describe(plan: &Plan, section: PlanSection, index: usize) -> String {
     let Some(instruction) = plan.section(section).get(index) else { return String::new() };
-    let what = match instruction {
-        Instruction::Compute { op, .. } => op.kind().name(),
-        Instruction::Collective { kind, .. } => kind.name(),
-        Instruction::Copy { .. } => "copy",
-        Instruction::Record { .. } => "record",
-        Instruction::Wait { .. } => "wait",
-    };
+    let what = instruction.name();
     match instruction.writes().first() {
         Some(&buffer) => format!("`{what}` making `{}`", plan.buffers[buffer].name),
         None => format!("`{what}`"),

@@ -165,8 +165,12 @@ impl<'a> Streams<'a> {
     }
 
     fn run(mut self, links: &Links<'_>, ops: &mut Ops<'_>) {
+        ops.start_section();
         for (index, instruction) in self.plan.section(self.section).iter().enumerate() {
             let stream = instruction.stream();
+            if !matches!(instruction, Instruction::Compute { .. }) {
+                ops.end_launch(stream);
+            }
             let start = self.at[stream.index()].0;
             let mut end = start;
             match instruction {

@@ -205,14 +205,7 @@ impl Meaning {
         let profile = memory_profile(plan);
         let label = |(section, index): (PlanSection, usize)| {
             let instruction = &plan.section(section)[index];
-            let what = match instruction {
-                Instruction::Compute { op, .. } => op.kind().name(),
-                Instruction::Collective { kind, .. } => kind.name(),
-                Instruction::Copy { .. } => "copy",
-                Instruction::Record { .. } => "record",
-                Instruction::Wait { .. } => "wait",
-            };
-            (section, what.to_string(), made_by(plan, instruction))
+            (section, instruction.name().to_string(), made_by(plan, instruction))
         };
         let held = profile.peak.map_or(Vec::new(), |at| plan.live_at(at));
         let held = held

@@ -272,6 +272,17 @@ pub struct PlanParam {
 }
 
 impl Instruction {
+    /// What it does: the name of its op or collective, `copy`, `record` or `wait`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Instruction::Compute { op, .. } => op.kind().name(),
+            Instruction::Collective { kind, .. } => kind.name(),
+            Instruction::Copy { .. } => "copy",
+            Instruction::Record { .. } => "record",
+            Instruction::Wait { .. } => "wait",
+        }
+    }
+
     /// The stream it is queued on.
     pub fn stream(&self) -> Stream {
         match self {

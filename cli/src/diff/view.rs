@@ -24,31 +24,37 @@ pub struct View {
 struct PlanView {
     name: String,
     mesh: String,
+    /// The file, and options.
+    source: String,
 }
 
 impl PlanView {
-    fn of(program: &Program) -> PlanView {
+    fn of(program: &Program, source: String) -> PlanView {
         let axes = program.mesh.iter().map(|it| format!("{}={}", it.0, it.1));
-        PlanView { name: program.name.clone(), mesh: axes.collect::<Vec<_>>().join(" x ") }
+        PlanView { name: program.name.clone(), mesh: axes.collect::<Vec<_>>().join(" x "), source }
     }
 }
 
 impl View {
     /// What there is to say about two plans.
-    pub fn of(a: &Meaning, b: &Meaning, diff: Diff) -> View {
-        let (first, second) = (PlanView::of(&a.program), PlanView::of(&b.program));
+    pub fn of(a: &Meaning, b: &Meaning, diff: Diff, sources: [String; 2]) -> View {
+        let [first, second] = sources;
+        let (first, second) = (PlanView::of(&a.program, first), PlanView::of(&b.program, second));
         View { same: diff.is_empty(), first, second, diff }
     }
 
     /// As text.
     pub fn text(&self, ui: &Ui) -> String {
-        let PlanView { name, mesh } = &self.first;
+        let PlanView { name, mesh, .. } = &self.first;
         if self.same {
             return format!("{name} on {mesh}: no difference in meaning\n");
         }
         let paint = ui.paint();
-        let mut res =
-            format!("- {name} on {mesh}\n+ {} on {}\n", self.second.name, self.second.mesh);
+        let head = |it: &PlanView| format!("{} on {}", it.name, it.mesh);
+        let alike = head(&self.first) == head(&self.second);
+        let source = |it: &PlanView| if alike { format!(": {}", it.source) } else { String::new() };
+        let line = |it: &PlanView| head(it) + &source(it);
+        let mut res = format!("- {}\n+ {}\n", line(&self.first), line(&self.second));
         for area in AREAS {
             let changes: Vec<&Change> =
                 self.diff.changes.iter().filter(|it| it.area == area).collect();

@@ -14,7 +14,7 @@ use std::io::IsTerminal;
 use ir::placement::Mesh;
 
 use crate::grid::{Band, Cell, Cuts, Grid, Room};
-use crate::report::{Color, Ui};
+use crate::report::Ui;
 use crate::table::{WIDTH, grouped, plural};
 
 use super::tensors::ranges;
@@ -41,13 +41,7 @@ impl Style {
     /// What stdout can show: ASCII and no colours where it is no terminal, unless colours are forced.
     pub fn of_stdout(ui: &Ui) -> Style {
         let terminal = std::io::stdout().is_terminal();
-        let no_color = std::env::var_os("NO_COLOR").is_some_and(|it| !it.is_empty());
-        let colors = match ui.color {
-            Color::Auto => terminal && !no_color,
-            Color::Always => true,
-            Color::Never => false,
-        };
-        Style { lines: terminal, colors, width: width(terminal) }
+        Style { lines: terminal, colors: ui.color.is_on(terminal), width: width(terminal) }
     }
 }
 

@@ -50,9 +50,11 @@ pub fn section(cx: &Cx) -> Markup {
                         }
                     }
                     tfoot { tr data-role="total" {
-                        th scope="row" { "total" } td {} (byte_cell(cx.memory.total_bytes()))
+                        th scope="row" { "planned" } td {} (byte_cell(cx.memory.total_bytes()))
                     } tr data-role="beside" {
                         th scope="row" { "taken beside it: context, modules, NCCL" } td {} (byte_cell(cx.needs.beside_bytes))
+                    } tr data-role="needs" {
+                        th scope="row" { "what a rank needs" } td {} (byte_cell(cx.needs.bytes()))
                     } tr data-role="room" {
                         th scope="row" { "a rank of " (cx.target.name) " has" } td {} (byte_cell(cx.target.memory.0 as u64))
                     } }
@@ -161,7 +163,7 @@ fn chart(cx: &Cx, purposes: &Purposes) -> Markup {
                 @for tick in ticks(top) {
                     span.tick style=(format!("bottom:{:.2}%", 100.0 * tick as f64 / top as f64)) { (bytes(tick)) }
                 }
-                @if let Some(peak) = peak { span.peak style=(format!("left:{:.2}%", percent(peak))) { "peak" } }
+                @if let Some(peak) = peak { span.peak style=(format!("left:{:.2}%", percent(peak))) { span { "peak" } } }
                 span.cursor hidden {}
             }
             p.readout aria-live="polite" {
@@ -234,21 +236,16 @@ fn ticks(top: u64) -> Vec<u64> {
 
 /// What is live at the peak, tensors of layers together.
 fn peak(cx: &Cx, purposes: &Purposes) -> Markup {
-    let (Some(peak), Some((section, at))) = (peak_index(cx), cx.memory.peak) else {
+    let Some((section, at)) = cx.memory.peak.filter(|it| STEP.contains(&it.0)) else {
         return html! {};
     };
     let plan = cx.plan;
     let mut groups: BTreeMap<KindKey, (Vec<Buffer>, u64)> = BTreeMap::new();
-    for (buffer, span) in plan.spans(STEP).iter() {
-        let Some((first, last)) = span.filter(|(first, last)| *first <= peak && peak <= *last)
-        else {
+    let spans = plan.spans(STEP);
+    for buffer in plan.live_at((section, at)) {
+        let (Some((first, last)), Some(purpose)) = (spans[buffer], purposes[buffer]) else {
             continue;
         };
-        // What takes over the bytes of an operand is counted with that.
-        if first == peak && plan.takes_over(place(cx, peak), buffer) {
-            continue;
-        }
-        let Some(purpose) = purposes[buffer] else { continue };
         let last = cx.phases.at(last.min(cx.phases.n - 1));
         let key = (fold(&plan.buffers[buffer].name), purpose, cx.phases.at(first), last);
         let group = groups.entry(key).or_default();

@@ -127,7 +127,7 @@ function timeline() {
   const least = 20;
 
   function draw() {
-    const width = Math.max(detail.clientWidth, 200), left = innerWidth < 960 ? 74 : 102, high = 22, top = 18;
+    const width = Math.max(detail.clientWidth, 200), left = $(".lane svg", overview).getBoundingClientRect().left - overview.getBoundingClientRect().left, high = 22, top = 18;
     const scale = (width - left) / (to - from);
     const x = (time) => left + (time - from) * scale;
     const escape = (it) => it.replace(/[&<>"]/g, (c) => `&#${c.charCodeAt(0)};`);
@@ -139,8 +139,8 @@ function timeline() {
       parts.push(`<line class="rule" x1="${px}" x2="${px}" y1="${top}" y2="${top + high * lanes.length}"/><text class="axis" x="${px}" y="12" text-anchor="middle">${seconds(t * unit)}</text>`);
     }
     lanes.forEach(({ name, list }, i) => {
-      const y = top + i * high;
-      parts.push(`<text class="axis" x="${left - 6}" y="${y + 14}" text-anchor="end">${escape(name.length > 16 ? name.slice(0, 15) + "…" : name)}</text>`);
+      const y = top + i * high, room = Math.floor((left - 6) / 5.6);
+      parts.push(`<text class="axis" x="${left - 6}" y="${y + 14}" text-anchor="end">${escape(name.length > room ? name.slice(0, room - 1) + "…" : name)}</text>`);
       let drawn = -1;
       for (let k = find(list, from); k < list.length && list[k].from < to; k++) {
         const it = list[k];

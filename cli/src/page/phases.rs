@@ -7,7 +7,7 @@ use ir::plan::{Arena, Buffer, Instruction, Plan, PlanSection, Role};
 /// A part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Up to the first gradient.
+    /// Up to the loss.
     Forward,
     /// The rest of a micro-batch.
     Backward,
@@ -93,19 +93,17 @@ pub struct Phases {
 }
 
 impl Phases {
-    /// The backward pass starts with the first op that is the gradient of one. A loss in chunks starts its
-    /// own before the last chunk is computed.
+    /// The backward pass starts behind the first `cross_entropy`, which makes the gradient of the logits with
+    /// the loss, or with the first op that is the gradient of one. A loss in chunks starts its own before the
+    /// last chunk is computed.
     pub fn of(plan: &Plan) -> Phases {
         let step = plan.section(PlanSection::Step);
-        let is_gradient = |it: &Instruction| match it {
-            Instruction::Compute { op, .. } => op.kind().name().ends_with("_grad"),
-            Instruction::Collective { .. }
-            | Instruction::Copy { .. }
-            | Instruction::Record { .. }
-            | Instruction::Wait { .. } => false,
+        let starts = |(index, it): (usize, &Instruction)| match it.name() {
+            "cross_entropy" => Some(index + 1),
+            name => name.ends_with("_grad").then_some(index),
         };
         Phases {
-            backward: step.iter().position(is_gradient).unwrap_or(step.len()),
+            backward: step.iter().enumerate().find_map(starts).unwrap_or(step.len()),
             n_step: step.len(),
             n: step.len() + plan.section(PlanSection::Update).len(),
         }

@@ -52,6 +52,7 @@ pub fn section(cx: &Cx) -> Markup {
         return html! { p { "The plan has nothing that takes time." } };
     }
     let exposed: Vec<(f64, f64, String)> = exposed(cx);
+    let longest = lanes.iter().map(|it| lane_name(cx, *it).chars().count()).max().unwrap_or(0);
     html! {
         p {
             "One micro-batch and the update, as predicted for " (cx.target.name) ": "
@@ -62,7 +63,7 @@ pub fn section(cx: &Cx) -> Markup {
             ", of which the compute stream waits "
             strong.wait { (seconds(cx.timeline.exposed_seconds())) } " for communication."
         }
-        figure.chart #timeline-chart data-seconds=(length) {
+        figure.chart #timeline-chart data-seconds=(length) style=(format!("--names:{:.1}rem", (0.45 * longest as f64).clamp(6.0, 16.0))) {
             figcaption { "All of it; choose a stretch with the arrow keys, + and −, or by dragging" }
             div.overview tabindex="0" role="group" aria-label="Timeline of a step. Arrow keys move the stretch that is shown below, + and − make it shorter and longer." {
                 div.phases {
@@ -78,7 +79,7 @@ pub fn section(cx: &Cx) -> Markup {
                 }
                 @for lane in &lanes {
                     div.lane {
-                        span.lane-name { (lane_name(cx, *lane)) }
+                        span.lane-name title=(lane_name(cx, *lane)) { (lane_name(cx, *lane)) }
                         (overview(&works, *lane, &kinds, length))
                     }
                 }
@@ -175,7 +176,7 @@ fn color(kinds: &[Kind], index: usize) -> usize {
         Kind::Optimizer => 3,
         Kind::Comm(_) => {
             let first = kinds.iter().position(|it| matches!(it, Kind::Comm(_))).unwrap_or(0);
-            4 + (index - first) % 5
+            4 + (index - first) % 10
         }
     }
 }
@@ -303,13 +304,7 @@ fn waits(exposed: &[(f64, f64, String)], length: f64) -> String {
 
 /// `matmul model.layers.3.mlp.up_proj`.
 fn name(plan: &Plan, instruction: &Instruction) -> String {
-    let what = match instruction {
-        Instruction::Compute { op, .. } => op.kind().name(),
-        Instruction::Collective { kind, .. } => kind.name(),
-        Instruction::Copy { .. } => "copy",
-        Instruction::Record { .. } => "record",
-        Instruction::Wait { .. } => "wait",
-    };
+    let what = instruction.name();
     let writes = instruction.writes();
     let first = writes.first().map_or("", |it| plan.buffers[*it].name.as_str());
     let more = if writes.len() > 1 { format!(" +{}", writes.len() - 1) } else { String::new() };

@@ -30,7 +30,9 @@ fn compile_predicts_a_step_on_a_target() {
     assert!(at("exposed_seconds") < at("seconds"));
     assert!((0.0..1.0).contains(&at("mfu")));
     let without = json(&folder.works("compile model.ron --mesh 2x4 --format json"));
-    assert!(without["prediction"].is_null());
+    assert!(without["prediction"].is_null() && without["needs"].is_null());
+    let needs = &found["needs"];
+    assert_eq!(needs["planned_bytes"], found["memory"]["total_bytes"]);
     assert_eq!(found["memory"], without["memory"]);
 }
 
@@ -139,6 +141,12 @@ fn wrong_targets_and_sizes_are_refused() {
     check("compile model.ron --mesh 2 --mem-limit 140gb", "`gb` is no unit; write GiB");
     let fp8 = "--set recipe=Float8CurrentScaling() --set precision.compute=bf16";
     check(&format!("compile model.ron --mesh 1 --target a100 {fp8}"), "error[PL0653]");
+    check(&format!("sweep model.ron --gpus 2 --target a100 {fp8}"), "error[PL0653]");
+    check(
+        "compile model.ron --mesh 2 --mem-limit 80",
+        "without a unit this is bytes; write `80GiB`",
+    );
+    check("inspect model.ron --mesh 2 --target h200", "--html <FILE>");
     check("sweep model.ron --gpus 7 --target h200", "error[PL0654]");
     check("sweep model.ron --gpus 0 --target h200", "0 is not in 1..=1048576");
     folder.works("compile model.ron --mesh 1 -q");

@@ -86,7 +86,9 @@ fn check_figures(browser: &mut Browser, plan: &Plan) {
     let timeline = Timeline::predict(plan, &target);
     let step = figure(browser, "step-seconds");
     assert_eq!(figure(browser, "parameters"), summary.parameters as f64);
-    assert_eq!(figure(browser, "memory"), memory.total_bytes() as f64);
+    let needed = memory.total_bytes() + target.bytes_beside_plan(plan.meeting_comms().len());
+    assert_eq!(figure(browser, "memory"), needed as f64);
+    assert_eq!(cells(browser, "tr[data-role=needs]", "bytes"), [needed as f64]);
     assert_eq!(figure(browser, "wire-bytes"), summary.wire_bytes() as f64);
     assert_eq!(step, timeline.step_seconds());
     assert_eq!(figure(browser, "timeline-step-seconds"), step);
@@ -119,6 +121,14 @@ fn check_memory(browser: &mut Browser, plan: &Plan) {
     let more = cells(browser, "#peak-more tbody tr", "bytes");
     if let Some(others) = by_tensor.get(10) {
         assert_eq!(more.iter().sum::<f64>(), *others, "all others are listed too");
+    }
+    // No product before the backward pass makes a gradient.
+    let start = &data(browser, ".plot [data-phase=backward]")[0]["start"];
+    let forward = &plan.section(PlanSection::Step)[..number(start) as usize];
+    let products = forward.iter().filter(|it| it.name().ends_with("matmul"));
+    for buffer in products.flat_map(|it| it.writes()) {
+        let name = &plan.buffers[buffer].name;
+        assert!(!name.contains(".grad"), "`{name}` is made in the forward pass");
     }
     let script = "(() => { const plot = document.querySelector('.plot'); return JSON.parse(document.querySelector(\
                   '#memory-chart script').textContent)[+plot.dataset.peak].slice(1).reduce((a, b) => a + b) })()";

@@ -10,6 +10,7 @@
 //! multiples of the processors: `ceil(tiles / processors) * processors / tiles`. `rate` is such that a GEMM of 8192
 //! alone on a cool card takes what was measured.
 
+use cranelift_entity::EntityRef;
 use smallvec::SmallVec;
 
 use super::target::{Figure, Target};
@@ -40,8 +41,18 @@ impl<'a> Ops<'a> {
         Ops { plan, target, last: vec![None; plan.streams.len()] }
     }
 
-    /// Seconds of an op, a copy or a local collective, if the call before on its stream was the one before in
-    /// order of calling this.
+    /// A section starts: no launch goes on from the one before.
+    pub fn start_section(&mut self) {
+        self.last.fill(None);
+    }
+
+    /// What is queued on a stream now is no op, so that none goes on in the launch before.
+    pub fn end_launch(&mut self, stream: Stream) {
+        self.last[stream.index()] = None;
+    }
+
+    /// Seconds of an op, a copy or a local collective, if calls of this and of [`Ops::end_launch`] come in the
+    /// order of instructions.
     pub fn seconds(&mut self, instruction: &Instruction) -> f64 {
         match instruction {
             Instruction::Compute { op, args, results, stream } => {
@@ -77,7 +88,6 @@ impl<'a> Ops<'a> {
 
     /// Seconds of launching, if this is not part of the launch before.
     fn launch(&mut self, stream: Stream, kind: OpKind) -> f64 {
-        use cranelift_entity::EntityRef;
         let last = self.last[stream.index()].replace(kind);
         match last == Some(kind) && is_batched(kind) {
             true => 0.0,

@@ -184,3 +184,35 @@ fn streams_run_side_by_side_and_waiting_is_exposed() {
     // 1.5 ms of its 8 are done when the gather's 3 ms are over.
     close(found.section(PlanSection::Step)[2].end, 9.5e-3);
 }
+
+// A launch takes what is queued on the stream one after the other in a section (`docs/gpu.md`).
+#[test]
+fn ops_are_one_launch_only_if_nothing_is_between_them() {
+    let mut target = machine();
+    target.launch.0 = 1.0;
+    target.bandwidth.0 = 1e18;
+    let launches = |between: &str| {
+        let text = format!(
+            "plan @test phase=scheduled mesh=(dp=2) events=1 {{
+  comm c0 = (dp)
+  stream s0 = compute
+  stream s1 = comm
+  buffer %a : f32[8] @ [_] input
+  buffer %b : f32[8] @ [_] temp
+  buffer %m : f32[] @ [] temp
+  buffer %n : f32[] @ [] temp
+  step:
+  s0: %m = amax %a
+{between}  s0: %n = amax %a
+}}
+"
+        );
+        let plan = parse_plan(&text).unwrap_or_else(|it| panic!("{it}\n{text}"));
+        Timeline::predict(&plan, &target).section_seconds(PlanSection::Step).round()
+    };
+    assert_eq!(launches(""), 1.0);
+    assert_eq!(launches("  s1: record e0\n"), 1.0);
+    assert_eq!(launches("  s0: record e0\n"), 2.0);
+    assert_eq!(launches("  s1: record e0\n  s0: wait e0\n"), 2.0);
+    assert_eq!(launches("  s0: %b = copy %a\n"), 3.0);
+}

@@ -97,7 +97,8 @@ impl Plan {
             .collect()
     }
 
-    /// Buffers of the step's arena that are live at an instruction.
+    /// Buffers of the step's arena that are live at an instruction. What takes over the bytes of an operand there
+    /// counts as that: their bytes are those of [`Plan::live_bytes`].
     pub fn live_at(&self, at: (PlanSection, usize)) -> Vec<Buffer> {
         let mut timelines = PlanSection::TIMELINES.into_iter();
         let sections = timelines.find(|it| it.contains(&at.0)).expect("each is in one");
@@ -105,7 +106,8 @@ impl Plan {
         let index = before.map(|&it| self.section(it).len()).sum::<usize>() + at.1;
         let spans = self.spans(sections);
         let live = spans.iter().filter_map(|it| Some((it.0, (*it.1)?)));
-        live.filter(|it| it.1.0 <= index && index <= it.1.1).map(|it| it.0).collect()
+        let live = live.filter(|it| it.1.0 <= index && index <= it.1.1);
+        live.filter(|it| it.1.0 < index || !self.takes_over(at, it.0)).map(|it| it.0).collect()
     }
 
     /// For each buffer of the step's arena, the first and the last instruction of a timeline that
