@@ -121,7 +121,7 @@ pub fn mutant(plan: &Plan, kind: Kind, choices: &mut Choices) -> Option<Plan> {
         Kind::AliasBuffers => alias(&mut res, choices),
         Kind::ChangeDtype => change_dtype(&mut res, choices),
         Kind::ReorderStreams => reorder(&mut res, choices),
-        Kind::DropOp => drop_one(&mut res, choices, |it| matches!(it, Instruction::Compute { .. })),
+        Kind::DropOp => drop_op(&mut res, choices),
     };
     changed.filter(|()| res != *plan).map(|()| res)
 }
@@ -144,6 +144,19 @@ fn drop_one(
     fits: impl Fn(&Instruction) -> bool,
 ) -> Option<()> {
     let (section, index) = choices.of(&places(plan, fits))?;
+    plan.sections[section].remove(index);
+    Some(())
+}
+
+/// Any op, or one that writes what outlives a step, which is there without it.
+fn drop_op(plan: &mut Plan, choices: &mut Choices) -> Option<()> {
+    let persists = |it: &Buffer| plan.buffers[*it].role.arena() == Arena::Persistent;
+    let any = choices.below(2) == 0;
+    let ops = places(plan, |it| match it {
+        Instruction::Compute { results, .. } => any || results.iter().any(persists),
+        _ => false,
+    });
+    let (section, index) = choices.of(&ops)?;
     plan.sections[section].remove(index);
     Some(())
 }

@@ -140,7 +140,7 @@ fn cycle(plan: &Plan, section: PlanSection, early: &[usize]) -> Option<Vec<usize
         loop {
             if let Some(index) = next {
                 (seen[index], on_path[index]) = (true, true);
-                path.push((index, before[index].into_iter().chain(event(index)).collect()));
+                path.push((index, event(index).into_iter().chain(before[index]).collect()));
             }
             let Some((index, needs)) = path.last_mut() else { break };
             next = needs.pop();
