@@ -148,7 +148,8 @@ fn cycle(plan: &Plan, section: PlanSection, early: &[usize]) -> Option<Vec<usize
                 Some(it) if on_path[it] => {
                     let mut res: Vec<usize> =
                         path.iter().map(|it| it.0).skip_while(|&from| from != it).collect();
-                    let first = res.iter().enumerate().filter(|it| early.contains(it.1));
+                    let first =
+                        res.iter().enumerate().filter(|it| early.binary_search(it.1).is_ok());
                     let first = first.min_by_key(|it| it.1).map_or(0, |it| it.0);
                     res.rotate_left(first);
                     return Some(res);
