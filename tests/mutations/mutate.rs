@@ -1,4 +1,4 @@
-//! Mutations of a plan, in twelve kinds, by seed.
+//! Mutations of a plan, in thirteen kinds, by seed.
 
 use ir::DType;
 use ir::ops::CollectiveKind;
@@ -23,10 +23,11 @@ pub enum Kind {
     ChangeDtype,
     DropAmax,
     ReorderStreams,
+    DropOp,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 12] = [
+    pub const ALL: [Kind; 13] = [
         Kind::DropWait,
         Kind::SwapCollectives,
         Kind::ShiftOffset,
@@ -39,6 +40,7 @@ impl Kind {
         Kind::ChangeDtype,
         Kind::DropAmax,
         Kind::ReorderStreams,
+        Kind::DropOp,
     ];
 
     /// As the table calls it.
@@ -56,6 +58,7 @@ impl Kind {
             Kind::ChangeDtype => "change a dtype",
             Kind::DropAmax => "drop an amax reduction",
             Kind::ReorderStreams => "reorder across streams",
+            Kind::DropOp => "drop an op",
         }
     }
 
@@ -74,6 +77,7 @@ impl Kind {
             Kind::AliasBuffers => &[Values, Lifetimes, Races, Types, Memory, States],
             Kind::ChangeDtype => &[Types],
             Kind::ReorderStreams => &[Communication, Races, Values, Lifetimes],
+            Kind::DropOp => &[Values, States, Gradients],
         }
     }
 }
@@ -101,7 +105,7 @@ pub fn mutant(plan: &Plan, kind: Kind, choices: &mut Choices) -> Option<Plan> {
         )
     };
     let changed = match kind {
-        Kind::DropWait => drop_wait(&mut res, choices),
+        Kind::DropWait => drop_one(&mut res, choices, |it| matches!(it, Instruction::Wait { .. })),
         Kind::SwapCollectives => swap_collectives(&mut res, choices),
         Kind::ShiftOffset => shift_offset(&mut res, choices),
         Kind::ShrinkArena => shrink_arena(&mut res, choices),
@@ -117,6 +121,7 @@ pub fn mutant(plan: &Plan, kind: Kind, choices: &mut Choices) -> Option<Plan> {
         Kind::AliasBuffers => alias(&mut res, choices),
         Kind::ChangeDtype => change_dtype(&mut res, choices),
         Kind::ReorderStreams => reorder(&mut res, choices),
+        Kind::DropOp => drop_op(&mut res, choices),
     };
     changed.filter(|()| res != *plan).map(|()| res)
 }
@@ -133,9 +138,25 @@ fn places(plan: &Plan, fits: impl Fn(&Instruction) -> bool) -> Vec<At> {
     res
 }
 
-fn drop_wait(plan: &mut Plan, choices: &mut Choices) -> Option<()> {
-    let waits = places(plan, |it| matches!(it, Instruction::Wait { .. }));
-    let (section, index) = choices.of(&waits)?;
+fn drop_one(
+    plan: &mut Plan,
+    choices: &mut Choices,
+    fits: impl Fn(&Instruction) -> bool,
+) -> Option<()> {
+    let (section, index) = choices.of(&places(plan, fits))?;
+    plan.sections[section].remove(index);
+    Some(())
+}
+
+/// Any op, or one that writes what outlives a step, which is there without it.
+fn drop_op(plan: &mut Plan, choices: &mut Choices) -> Option<()> {
+    let persists = |it: &Buffer| plan.buffers[*it].role.arena() == Arena::Persistent;
+    let any = choices.below(2) == 0;
+    let ops = places(plan, |it| match it {
+        Instruction::Compute { results, .. } => any || results.iter().any(persists),
+        _ => false,
+    });
+    let (section, index) = choices.of(&ops)?;
     plan.sections[section].remove(index);
     Some(())
 }

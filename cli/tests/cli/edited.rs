@@ -93,6 +93,30 @@ fn another_op() {
     });
 }
 
+#[test]
+fn any_op_without_operands() {
+    let folder = Folder::new(
+        "without_operands",
+        &[("sequence: 32,", "sequence: 32, precision: (compute: bf16),")],
+    );
+    folder.works("compile model.ron --mesh 2x2 -q");
+    let plan = folder.read("model.plan");
+    let mut seen: Vec<&str> = Vec::new();
+    for line in plan.lines().filter(|it| it.starts_with("  s") && it.contains(" = ")) {
+        let (_, op) = line.split_once(" = ").expect("it makes something");
+        let Some((op, operands)) = op.split_once(" %") else { continue };
+        if seen.contains(&op) {
+            continue;
+        }
+        seen.push(op);
+        let edited = line.replacen(&format!(" %{operands}"), "", 1);
+        folder.write("edited.plan", plan.replacen(line, &edited, 1));
+        let ran = folder.planc("verify edited.plan");
+        assert_eq!(ran.code, 1, "{edited}: {}", ran.stderr);
+    }
+    assert!(seen.contains(&"cast(to:bf16)"), "{seen:?}");
+}
+
 /// Any single character may be replaced: the plan is refused, or it is still a plan.
 #[test]
 fn no_edit_makes_planc_panic() {

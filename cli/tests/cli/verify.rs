@@ -1,8 +1,10 @@
 //! `planc verify`: what is proved of plans, and what is said of those that somebody edited.
 
+use std::fs;
+
 use serde_json::Value;
 
-use crate::{Folder, Ran};
+use crate::{Folder, Ran, workspace};
 
 #[test]
 fn a_plan_is_proved() {
@@ -40,7 +42,13 @@ fn a_certificate_is_what_is_printed_for_programs() {
 #[track_caller]
 fn edited(test: &str, edit: impl Fn(&mut Vec<String>)) -> Ran {
     let folder = Folder::new(test, &[]);
-    folder.works("compile model.ron --mesh 2x2 -q");
+    edited_in(&folder, "2x2", edit)
+}
+
+/// The same of `model.ron` in a folder, on a mesh.
+#[track_caller]
+fn edited_in(folder: &Folder, mesh: &str, edit: impl Fn(&mut Vec<String>)) -> Ran {
+    folder.works(&format!("compile model.ron --mesh {mesh} -q"));
     let plan = folder.read("model.plan");
     let mut lines: Vec<String> = plan.lines().map(str::to_string).collect();
     edit(&mut lines);
@@ -107,7 +115,80 @@ fn a_gradient_that_reaches_no_optimizer_is_missed() {
         let at = position(lines, |it| it.starts_with("  s0: %model.norm.weight, "));
         lines.remove(at);
     });
-    let text = ran.stderr.replace(['\n', '|'], " ");
-    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let text = unwrapped(&ran.stderr);
     assert!(text.contains("counts %model.norm.weight.grad, which reaches no optimizer"), "{text}");
+}
+
+/// Text as it was before it was wrapped and framed.
+fn unwrapped(text: &str) -> String {
+    text.replace(['\n', '|'], " ").split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A folder with the MLP example, in which some text is replaced.
+fn mlp(test: &str, replace: &[(&str, &str)]) -> Folder {
+    let folder = Folder::new(test, &[]);
+    let mut model = fs::read_to_string(workspace("examples/mlp.ron")).expect("an example");
+    for (from, to) in replace {
+        assert!(model.contains(from), "the example has no `{from}`");
+        model = model.replace(from, to);
+    }
+    folder.write("model.ron", model);
+    folder
+}
+
+#[test]
+fn a_result_that_nothing_makes_is_missed() {
+    let ran = edited_in(&mlp("verify_result", &[]), "1", |lines| {
+        let at = position(lines, |it| it.starts_with("  s0: %loss = div "));
+        lines.remove(at);
+    });
+    let text = unwrapped(&ran.stderr);
+    assert!(text.contains("holds the result `loss`, which nothing makes"), "{text}");
+}
+
+// Without a norm, nothing else reads the sum of a gradient.
+#[test]
+fn a_sum_over_micro_batches_that_no_optimizer_reads_is_missed() {
+    let replace =
+        [("momentum: 0.9", "momentum: 0"), ("sequence: 8,", "sequence: 8, micro_batches: 2,")];
+    let ran = edited_in(&mlp("verify_sum", &replace), "1", |lines| {
+        lines.retain(|it| {
+            !it.contains("%head.weight.sumsq =") && !it.contains("%head.weight = sgd ")
+        });
+        lines.iter_mut().for_each(|it| *it = it.replace(", %head.weight.sumsq", ""));
+    });
+    let text = unwrapped(&ran.stderr);
+    assert!(text.contains("is a sum over micro-batches, and `update` does not use it"), "{text}");
+}
+
+#[test]
+fn thousands_of_early_waits_are_one_named_cycle() {
+    const N: usize = 4000;
+    let ran = edited("verify_many_waits", |lines| {
+        let first: usize = 1000;
+        lines[0] = lines[0].replace("events=57 ", &format!("events={} ", first + N));
+        let step = position(lines, |it| it == "  step:");
+        let update = position(lines, |it| it == "  update:");
+        let all = |what: &str| {
+            (first..first + N).map(|it| format!("  s0: {what} e{it}")).collect::<Vec<_>>()
+        };
+        lines.splice(update..update, all("record"));
+        lines.splice(step + 1..step + 1, all("wait"));
+    });
+    let text = unwrapped(&ran.stderr);
+    assert_eq!(text.matches("a cycle of waits").count(), 1, "{text}");
+}
+
+#[test]
+fn copies_that_are_too_many_to_ask_are_counted() {
+    // 262,144 ranks.
+    let folder = Folder::new("verify_many_ranks", &[("batch: Global(8)", "batch: Global(131072)")]);
+    let printed = folder.works("verify model.ron --mesh 131072x2 --format json");
+    let found: Value = serde_json::from_str(&printed).expect("JSON");
+    let properties = found["properties"].as_array().expect("a list");
+    let checkpoint = properties.iter().find(|it| it["property"] == "checkpoint");
+    let checked = &checkpoint.expect("it is there")["checked"];
+    let skipped = &checked["kinds over too many coordinates to ask"];
+    assert_eq!(skipped, &checked["kinds of copies"]);
+    assert!(skipped.as_u64() > Some(0), "{checked}");
 }

@@ -15,7 +15,9 @@
 //! [`prove`] adds, for a plan that is done, what makes it a training step: `values`, `gradients`, `states`,
 //! `checkpoint`, and the exact sizes of `memory`.
 //!
-//! Nothing here is shared with passes but the types of plans: `accesses` has clocks of its own.
+//! Order, bytes and the peak are counted here independently of passes: `accesses` has clocks of its own.
+//! Trusted are the placement algebra ([`crate::placement`]), ops' factors ([`crate::ops`]) and the layout of
+//! checkpoints ([`crate::checkpoint`]), which passes use as well, and which are tested against PyTorch.
 
 mod accesses;
 mod checkpoint;

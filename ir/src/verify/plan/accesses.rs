@@ -58,7 +58,7 @@ pub(super) fn check(cx: &mut Cx<'_>, bytes: Option<&SecondaryMap<Buffer, u64>>) 
                 walk.there[it.0] = false;
             });
         }
-        walk.results();
+        walk.results(sections.contains(&PlanSection::Update));
         walk.arenas[Arena::Step as usize].clear();
         let step = plan.buffers.iter().filter(|it| it.1.role.arena() == Arena::Step);
         step.for_each(|it| walk.there[it.0] = false);
@@ -265,11 +265,15 @@ impl Walk<'_, '_> {
         self.cx.instruction(Property::Races, then.at, message);
     }
 
-    /// What the runtime reads after a step is still there.
-    fn results(&mut self) {
+    /// What the runtime reads after a step was made, and is still there.
+    fn results(&mut self, after_step: bool) {
         for (name, buffer) in &self.cx.plan.results {
             let (start, end) = self.ranges[*buffer];
             if !self.there[*buffer] {
+                if after_step {
+                    let message = format!("holds the result `{name}`, which nothing makes");
+                    self.cx.buffer(Property::Values, *buffer, message);
+                }
                 continue;
             }
             let lost = overlapping(self.map(*buffer), start, end)

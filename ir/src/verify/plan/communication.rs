@@ -13,6 +13,7 @@
 //! Where a wait comes first, the cycle is looked for, and named.
 
 use cranelift_entity::SecondaryMap;
+use smallvec::SmallVec;
 
 use super::{At, Cx, at_text, show};
 use crate::Phase;
@@ -94,50 +95,71 @@ fn events(cx: &mut Cx<'_>) -> u64 {
             | Instruction::Copy { .. } => {}
         }
     }
+    let cycles = PlanSection::ALL.map(|section| {
+        let early: Vec<usize> = early.iter().filter(|it| it.0 == section).map(|it| it.1).collect();
+        cycle(plan, section, &early).map(|it| (section, it))
+    });
     for at in early {
         let mut message = "waits for what this section has not recorded".to_string();
-        if let Some(cycle) = cycle(plan, at) {
+        let found = cycles.iter().flatten().find(|it| (it.0, it.1[0]) == at);
+        if let Some((section, cycle)) = found {
             message.push_str(": a cycle of waits, ");
-            message.push_str(&cycle);
+            message.push_str(&path_text(plan, *section, cycle));
         }
         cx.instruction(PROPERTY, at, message);
     }
     waits
 }
 
-/// Instructions that a wait needs, and that need it: each behind the next on its stream, or recorded by it.
-fn cycle(plan: &Plan, (section, wait): At) -> Option<String> {
+/// Instructions of a section of which each needs the next, and the last one the first: it is behind that on
+/// its stream, or waits for what that records. Starts with a wait of `early`, those ahead of their records;
+/// every cycle has one, as all else needs what was issued before it.
+///
+/// One search, depth first, for all of `early`: an instruction whose needs led to no cycle is left alone.
+fn cycle(plan: &Plan, section: PlanSection, early: &[usize]) -> Option<Vec<usize>> {
     let instructions = plan.section(section);
-    let recorded = |wanted| {
-        let is =
-            |it: &Instruction| matches!(it, Instruction::Record { event, .. } if *event == wanted);
-        instructions.iter().position(is)
+    let mut recorded = vec![None; plan.events as usize];
+    let mut last: SecondaryMap<Stream, Option<usize>> = SecondaryMap::new();
+    let mut before = Vec::with_capacity(instructions.len());
+    for (index, instruction) in instructions.iter().enumerate() {
+        before.push(last[instruction.stream()].replace(index));
+        if let Instruction::Record { event, .. } = instruction {
+            recorded[event.as_u32() as usize].get_or_insert(index);
+        }
+    }
+    let event = |index: usize| match &instructions[index] {
+        Instruction::Wait { event, .. } => recorded[event.as_u32() as usize],
+        _ => None,
     };
-    // From each instruction to those that it needs: the one before on its stream, and what records.
-    let needs = |index: usize| {
-        let stream = instructions[index].stream();
-        let before = (0..index).rev().find(|&it| instructions[it].stream() == stream);
-        let event = match &instructions[index] {
-            Instruction::Wait { event, .. } => recorded(*event),
-            _ => None,
-        };
-        [event, before]
-    };
-    let mut came_from: Vec<Option<usize>> = vec![None; instructions.len()];
-    let mut open = vec![wait];
-    while let Some(index) = open.pop() {
-        for next in needs(index).into_iter().flatten() {
-            if next == wait {
-                let mut path = vec![index];
-                while *path.last()? != wait {
-                    path.push(came_from[*path.last()?]?);
-                }
-                path.reverse();
-                return Some(path_text(plan, section, &path));
+    let mut seen = vec![false; instructions.len()];
+    let mut on_path = vec![false; instructions.len()];
+    for &wait in early {
+        // What led here, with what it needs and has not been looked at.
+        let mut path: Vec<(usize, SmallVec<[usize; 2]>)> = Vec::new();
+        let mut next = Some(wait).filter(|&it| !seen[it]);
+        loop {
+            if let Some(index) = next {
+                (seen[index], on_path[index]) = (true, true);
+                path.push((index, event(index).into_iter().chain(before[index]).collect()));
             }
-            if came_from[next].is_none() {
-                came_from[next] = Some(index);
-                open.push(next);
+            let Some((index, needs)) = path.last_mut() else { break };
+            next = needs.pop();
+            match next {
+                Some(it) if on_path[it] => {
+                    let mut res: Vec<usize> =
+                        path.iter().map(|it| it.0).skip_while(|&from| from != it).collect();
+                    let first =
+                        res.iter().enumerate().filter(|it| early.binary_search(it.1).is_ok());
+                    let first = first.min_by_key(|it| it.1).map_or(0, |it| it.0);
+                    res.rotate_left(first);
+                    return Some(res);
+                }
+                Some(it) if seen[it] => next = None,
+                Some(_) => {}
+                None => {
+                    on_path[*index] = false;
+                    path.pop();
+                }
             }
         }
     }

@@ -69,6 +69,9 @@ fn kind(plan: &Plan, flow: &Flow, weights: &OfWeights, state: Buffer) -> (Kind, 
                 let (late, reset) = (in_update(late), in_update(reset));
                 fail(Kind::Sum, format!("is read in {late}, after {reset} set it to zero"))
             }
+            (Some(_), None) if !is_used(plan, flow, state, reset) => {
+                fail(Kind::Sum, "is a sum over micro-batches, and `update` does not use it".into())
+            }
             (Some(_), None) => (Kind::Sum, None),
         };
     }
@@ -109,6 +112,13 @@ fn kind(plan: &Plan, flow: &Flow, weights: &OfWeights, state: Buffer) -> (Kind, 
         }
         (_, Some(_)) | (Some(_), None) | (None, None) => (Kind::Derived, None),
     }
+}
+
+/// Whether `update` reads a state before instruction `reset`, and more than its shape.
+fn is_used(plan: &Plan, flow: &Flow, state: Buffer, reset: usize) -> bool {
+    let update = plan.section(PlanSection::Update);
+    let shape = |it: &Instruction| matches!(it, Instruction::Compute { op: Op::ZerosLike(_), .. });
+    flow.reads_in(state, PlanSection::Update).any(|it| it < reset && !shape(&update[it]))
 }
 
 /// Whether what `update` leaves in a state is never read, though what it makes of it is.

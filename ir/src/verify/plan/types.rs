@@ -36,10 +36,10 @@ pub(super) fn check<'a>(
                 for fault in checker.op(op, &classes(args), &classes(results)) {
                     cx.instruction(fault.property, at, fault.message.clone());
                 }
-                if let Some(dtype) = narrowed(op)
-                    && plan.buffers[args[0]].ty.dtype == dtype
+                if let (Some(dtype), Some(&operand)) = (narrowed(op), args.first())
+                    && plan.buffers[operand].ty.dtype == dtype
                 {
-                    let name = cx.name(args[0]);
+                    let name = cx.name(operand);
                     let message = format!("makes {dtype} of %{name}, which is that already");
                     cx.instruction(Property::Types, at, message);
                 }
