@@ -7,7 +7,7 @@ use ir::plan::{Instruction, Plan, PlanSection};
 
 use super::{Call, Operand, lower, transport};
 
-/// What a plan needs. See the [module docs](self).
+/// Scratch that a plan needs on a GPU, on the rank that holds most.
 #[derive(Debug, Clone, Default)]
 pub struct Scratch {
     /// Bytes, by section and instruction. A batch has those of its calls together.
