@@ -81,7 +81,7 @@ impl Needs {
 
     /// Both.
     pub fn bytes(self) -> u64 {
-        self.planned_bytes + self.beside_bytes
+        self.planned_bytes.saturating_add(self.beside_bytes)
     }
 }
 

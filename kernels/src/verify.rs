@@ -4,7 +4,9 @@
 //! type-checks on. For a GPU each op is lowered as it will be when the plan is loaded. An op that no GPU
 //! kernel does is no mistake of the plan, and is counted.
 
-use ir::plan::{Plan, PlanSection, Stream};
+use std::collections::BTreeMap;
+
+use ir::plan::{ALIGN, Plan, PlanSection, Stream};
 use ir::verify::{Place, Proof, Property, VerifyError};
 
 use crate::cuda::scratch;
@@ -18,15 +20,26 @@ pub fn prove(plan: &Plan, proof: &mut Proof) {
         return;
     }
     let found = scratch(plan);
+    let mut most: BTreeMap<Stream, u64> = plan.streams.keys().map(|it| (it, 0)).collect();
     for section in PlanSection::ALL {
         let needed = &found.needed[section as usize];
         for (index, (instruction, &needed)) in plan.section(section).iter().zip(needed).enumerate()
         {
             let stream = instruction.stream();
+            let most = most.entry(stream).or_default();
+            *most = needed.next_multiple_of(ALIGN).max(*most);
             if needed > plan.streams[stream].workspace {
                 let place = Place::Instruction { section, index };
-                proof.broken.push(too_little(plan, stream, place, needed));
+                let why = format!("needs {needed} bytes of scratch, and {}", stated(plan, stream));
+                proof.broken.push(broken(place, why));
             }
+        }
+    }
+    for (stream, most) in most {
+        if plan.streams[stream].workspace > most {
+            let why =
+                format!("{} of scratch, and none needs more than {most}", stated(plan, stream));
+            proof.broken.push(broken(Place::Program, why));
         }
     }
     let counts = vec![
@@ -37,8 +50,10 @@ pub fn prove(plan: &Plan, proof: &mut Proof) {
     proof.add(Property::Kernels, counts);
 }
 
-fn too_little(plan: &Plan, stream: Stream, place: Place, needed: u64) -> VerifyError {
-    let stated = plan.streams[stream].workspace;
-    let message = format!("needs {needed} bytes of scratch, and {stream} has {stated}");
+fn stated(plan: &Plan, stream: Stream) -> String {
+    format!("{stream} has {}", plan.streams[stream].workspace)
+}
+
+fn broken(place: Place, message: String) -> VerifyError {
     VerifyError { property: Some(Property::Kernels), place, context: String::new(), message }
 }

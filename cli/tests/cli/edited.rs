@@ -52,6 +52,17 @@ fn any_deleted_all_reduce() {
     }
 }
 
+/// More scratch than anything needs would be counted, and allocated.
+#[test]
+fn scratch_that_nothing_needs() {
+    let report = check("scratch_that_nothing_needs", |lines| {
+        let at = position(lines, |it| it.contains("workspace="));
+        let (before, _) = lines[at].split_once("workspace=").expect("it has some");
+        lines[at] = format!("{before}workspace=18446744073709551360");
+    });
+    assert!(report.contains("none needs more than"), "{report}");
+}
+
 #[test]
 fn a_deleted_wait() {
     let report = check("deleted_wait", |lines| {

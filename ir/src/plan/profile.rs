@@ -24,7 +24,8 @@ pub struct MemoryProfile {
 impl MemoryProfile {
     /// Bytes that a rank needs in all.
     pub fn total_bytes(&self) -> u64 {
-        self.persistent_bytes + self.step_bytes + self.workspace_bytes
+        let arenas = self.persistent_bytes.saturating_add(self.step_bytes);
+        arenas.saturating_add(self.workspace_bytes)
     }
 }
 
@@ -36,7 +37,10 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
     let mut res = MemoryProfile {
         persistent_bytes: plan.persistent_bytes,
         step_bytes: plan.step_bytes,
-        workspace_bytes: plan.streams.values().map(|it| it.workspace).sum(),
+        workspace_bytes: plan
+            .streams
+            .values()
+            .fold(0, |all: u64, it| all.saturating_add(it.workspace)),
         live_bytes: 0,
         peak: None,
         largest: Vec::new(),
