@@ -19,7 +19,7 @@ use crate::moves;
 use crate::report::{self, Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::{Align, Table, bytes, elided, plural, seconds, short, wrapped};
 use crate::target::{self, Needs, Prediction};
-use crate::words::{describe, mesh_text, user_axes};
+use crate::words::{describe, mesh_text};
 
 /// Compiles a model for a mesh.
 ///
@@ -211,9 +211,9 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
 /// The summary with the axes of the user's mesh, and one line for each kind of collective.
 fn in_users_words(plan: &Plan) -> Summary {
     let mut res = Summary::of(plan);
-    res.amax_groups.iter_mut().for_each(|it| it.axes = user_axes(&plan.mesh, &it.axes, ", "));
+    res.amax_groups.iter_mut().for_each(|it| it.axes = plan.mesh.in_user_axes(&it.axes, ", "));
     for it in std::mem::take(&mut res.collectives) {
-        let axes = user_axes(&plan.mesh, &it.axes, ", ");
+        let axes = plan.mesh.in_user_axes(&it.axes, ", ");
         // Reductions of different operators are of one kind here.
         match res.collectives.iter_mut().find(|other| other.axes == axes && other.kind == it.kind) {
             Some(other) => {

@@ -5,8 +5,6 @@ use ir::placement::{AxisSet, Mesh};
 use ir::plan::Plan;
 use serde::Serialize;
 
-use crate::words::user_axes;
-
 /// What to look for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -83,7 +81,7 @@ fn moved(moves: &[Move]) -> Finding {
 }
 
 fn amax(lint: &WeightMeshLint, mesh: &Mesh) -> Finding {
-    let names = |axes: AxisSet| user_axes(mesh, &mesh.names(axes), ", ");
+    let names = |axes: AxisSet| mesh.in_user_axes(&mesh.names(axes), ", ");
     let axes = names(lint.axes);
     let (declared, sharded) = (names(lint.weight_mesh), names(lint.sharded));
     let misses = format!(

@@ -25,11 +25,6 @@ pub fn refinements(mesh: &Mesh) -> Vec<String> {
     res
 }
 
-/// [`Mesh::in_user_axes`].
-pub fn user_axes(mesh: &Mesh, text: &str, separator: &str) -> String {
-    mesh.in_user_axes(text, separator)
-}
-
 /// `model.layers.3.mlp.act` -> `model.layers.*.mlp.act`.
 pub fn fold(name: &str) -> String {
     let part =
@@ -85,7 +80,7 @@ mod tests {
     fn parts_of_an_axis_are_called_by_its_name() {
         let mesh = Mesh::new(&[("dp", 2), ("tp", 4)]).refine("tp", 2, "tp_kv", "tp_rep").unwrap();
         let check = |text: &str, separator: &str, expect: &str| {
-            assert_eq!(user_axes(&mesh, text, separator), expect);
+            assert_eq!(mesh.in_user_axes(text, separator), expect);
         };
         check("dp, tp_kv, tp_rep", ", ", "dp, tp");
         check("[tp_kv.tp_rep.dp, _]", ".", "[tp.dp, _]");

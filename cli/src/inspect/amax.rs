@@ -7,7 +7,7 @@ use ir::quant::{Format, GemmRole, Role};
 use serde::Serialize;
 
 use crate::table::{elided, grouped, plural, wrapped};
-use crate::words::{fold, user_axes};
+use crate::words::fold;
 
 /// One GEMM; its JSON form is part of `--format json`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -101,7 +101,7 @@ impl GemmView {
 
 impl OperandView {
     fn of(plan: &Plan, operand: ScaledOperand) -> OperandView {
-        let names = |axes: AxisSet| user_axes(&plan.mesh, &plan.mesh.names(axes), ", ");
+        let names = |axes: AxisSet| plan.mesh.in_user_axes(&plan.mesh.names(axes), ", ");
         let group =
             GroupView { axes: names(operand.group), ranks: plan.mesh.set_size(operand.group) };
         let reason = match operand.reason {

@@ -5,7 +5,7 @@ use ir::summary::traffic;
 use serde::Serialize;
 
 use crate::table::{Align, Table, bytes, elided};
-use crate::words::{describe, user_axes};
+use crate::words::describe;
 
 /// One collective of a section.
 #[derive(Debug, Serialize)]
@@ -38,7 +38,7 @@ pub fn collectives(plan: &Plan) -> Vec<CollectiveView> {
                 section,
                 instruction: index,
                 kind: kind.name(),
-                over: user_axes(&plan.mesh, &plan.mesh.names(axes), ", "),
+                over: plan.mesh.in_user_axes(&plan.mesh.names(axes), ", "),
                 bytes,
                 wire_bytes,
                 results: parts.iter().map(|it| plan.buffers[it.dst].name.clone()).collect(),

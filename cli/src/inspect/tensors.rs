@@ -11,7 +11,7 @@ use crate::glob::glob;
 use crate::grid::Cuts;
 use crate::report::{Failure, Outcome};
 use crate::table::{Align, Table, bytes, elided, wrapped};
-use crate::words::{numbers, user_axes};
+use crate::words::numbers;
 
 /// One tensor; its JSON form is part of `--format json`.
 #[derive(Debug, Serialize)]
@@ -187,11 +187,11 @@ impl GatheredView {
 
 /// In the user's axes, where all parts of one are together.
 fn layout(sharding: &Sharding, mesh: &Mesh) -> String {
-    user_axes(mesh, &sharding.display(mesh).to_string(), ".")
+    mesh.in_user_axes(&sharding.display(mesh).to_string(), ".")
 }
 
 fn names(mesh: &Mesh, axes: AxisSet) -> Vec<String> {
-    match user_axes(mesh, &mesh.names(axes), ", ").as_str() {
+    match mesh.in_user_axes(&mesh.names(axes), ", ").as_str() {
         "" => Vec::new(),
         text => text.split(", ").map(str::to_string).collect(),
     }

@@ -10,7 +10,7 @@ use super::phases::{Purpose, purposes};
 use super::{Cx, breakable, byte_cell};
 use crate::grid::Cuts;
 use crate::table::grouped;
-use crate::words::{fold, layer, numbers, user_axes};
+use crate::words::{fold, layer, numbers};
 
 /// One activation of a layer, as all layers have it that are alike.
 #[derive(Debug, Clone, PartialEq)]
@@ -109,7 +109,7 @@ fn by_placement<'a>(cx: &Cx<'a>, members: &[Activation]) -> Vec<(&'a BufferData,
 fn card(cx: &Cx, data: &BufferData, members: &[Activation], id: &str, cuts: &mut Cuts) -> Markup {
     let mesh = &cx.plan.mesh;
     let local = data.sharding.local_shape(&data.ty.shape, mesh);
-    let placement = user_axes(mesh, &data.sharding.display(mesh).to_string(), ".");
+    let placement = mesh.in_user_axes(&data.sharding.display(mesh).to_string(), ".");
     html! {
         article.card data-placement=(placement) {
             h3 { code { (placement) } " of " (format!("{:?}", &data.ty.shape[..])) }

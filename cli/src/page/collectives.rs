@@ -8,7 +8,6 @@ use maud::{Markup, html};
 
 use super::phases::STEP;
 use super::{Cx, byte_cell, count_cell, time_cell};
-use crate::words::user_axes;
 
 /// The section.
 pub fn section(cx: &Cx) -> Markup {
@@ -30,7 +29,7 @@ pub fn section(cx: &Cx) -> Markup {
                 tbody {
                     @for it in &all {
                         @let time = seconds.get(&(it.axes.clone(), it.kind)).copied().unwrap_or(0.0);
-                        @let over = user_axes(&cx.plan.mesh, &it.axes, ", ");
+                        @let over = cx.plan.mesh.in_user_axes(&it.axes, ", ");
                         tr data-axes=(over) data-kind=(it.kind) {
                             th scope="row" { (over) }
                             td { code { (it.kind) } }

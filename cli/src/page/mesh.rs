@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use super::Cx;
 use super::picture::px;
 use crate::table::{grouped, plural};
-use crate::words::{mesh_text, refinements, user_axes};
+use crate::words::{mesh_text, refinements};
 
 /// Rows and columns of ranks that are drawn at most.
 const SHOWN: u64 = 16;
@@ -67,7 +67,7 @@ fn cut_over(cx: &Cx, axes: AxisSet) -> u64 {
 /// Bytes that a rank sends in collectives over this axis alone.
 fn sent_over(cx: &Cx, axis: &str) -> u64 {
     let over = |axes: &str| {
-        let names = user_axes(&cx.plan.mesh, axes, ", ");
+        let names = cx.plan.mesh.in_user_axes(axes, ", ");
         names.split(", ").all(|it| {
             it == axis || cx.plan.mesh.axes.iter().any(|a| a.name == it && a.user_name() == axis)
         })

@@ -9,7 +9,7 @@ use super::picture::{BANDS, picture};
 use super::{Cx, breakable, times};
 use crate::grid::{Band, Cuts, Grid, Room};
 use crate::table::{bytes, grouped};
-use crate::words::{fold, layer, numbers, user_axes};
+use crate::words::{fold, layer, numbers};
 
 /// Parameters with the same name but for numbers, and the same layout.
 struct Group<'a> {
@@ -81,7 +81,7 @@ fn card(cx: &Cx, group: &Group, id: &str, cuts: &mut Cuts) -> Markup {
             h3 { (breakable(&name)) (times(group.buffers.len())) }
             dl {
                 dt { "global" } dd { (data.ty.dtype.name()) (format!("{:?}", &data.ty.shape[..])) }
-                dt { "placement" } dd { code { (user_axes(mesh, &data.sharding.display(mesh).to_string(), ".")) } }
+                dt { "placement" } dd { code { (mesh.in_user_axes(&data.sharding.display(mesh).to_string(), ".")) } }
                 @if let Some(torch) = torch { dt { "PyTorch" } dd { code { (torch) } } }
                 dt { "local" } dd data-local-bytes=(local) {
                     (format!("{:?}", &plan.local_shape(group.buffers[0])[..])) ", " (bytes(local))
@@ -90,7 +90,7 @@ fn card(cx: &Cx, group: &Group, id: &str, cuts: &mut Cuts) -> Markup {
                 @if n > 1 && layers.len() as u64 == n { dt { "layers" } dd { (numbers(&layers)) } }
                 @if let Some(read) = group.read {
                     @let read = &plan.buffers[read];
-                    dt { "read as" } dd { (read.ty.dtype.name()) " " code { (user_axes(mesh, &read.sharding.display(mesh).to_string(), ".")) } }
+                    dt { "read as" } dd { (read.ty.dtype.name()) " " code { (mesh.in_user_axes(&read.sharding.display(mesh).to_string(), ".")) } }
                 }
             }
             (drawing(cx, data, id, &name, cuts))
@@ -110,14 +110,14 @@ pub fn drawing(cx: &Cx, data: &BufferData, id: &str, name: &str, cuts: &mut Cuts
     else {
         return html! { p.note { "Too many pieces to draw." } };
     };
-    let copies = user_axes(mesh, &mesh.names(grid.copies), ", ");
+    let copies = mesh.in_user_axes(&mesh.names(grid.copies), ", ");
     html! {
         (picture(&grid, mesh, id, &format!("Which ranks hold which box of {name}")))
         p.readout aria-live="polite" {}
         p.note {
             @if mesh.set_size(grid.copies) > 1 { "Copies over " (copies) ". " }
             @if let Some(partial) = &data.sharding.partial {
-                "Still to be reduced (" (partial.0.name()) ") over " (user_axes(mesh, &mesh.names(partial.1), ", ")) ". "
+                "Still to be reduced (" (partial.0.name()) ") over " (mesh.in_user_axes(&mesh.names(partial.1), ", ")) ". "
             }
             @if grid.n_empty > 0 { span data-empty=(grid.n_empty) { (grouped(grid.n_empty)) @if grid.n_empty == 1 { " rank holds" } @else { " ranks hold" } " nothing. " } }
             @for dim in &grid.others { "Dim " (dim) " is cut too: drawn is its first piece. " }

@@ -13,7 +13,7 @@ use maud::{Markup, PreEscaped, html};
 use super::phases::{Phase, STEP};
 use super::{Cx, count_cell, time_cell};
 use crate::table::{grouped, seconds};
-use crate::words::{fold, layer, user_axes};
+use crate::words::{fold, layer};
 
 /// Columns of the overview: more than a screen shows.
 const COLUMNS: usize = 640;
@@ -192,7 +192,7 @@ fn kind_name(cx: &Cx, kind: Kind) -> String {
 }
 
 fn axes_name(cx: &Cx, axes: AxisSet) -> String {
-    user_axes(&cx.plan.mesh, &cx.plan.mesh.names(axes), ", ")
+    cx.plan.mesh.in_user_axes(&cx.plan.mesh.names(axes), ", ")
 }
 
 /// Streams that do something, the compute stream first.

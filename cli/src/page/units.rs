@@ -10,7 +10,7 @@ use maud::{Markup, html};
 use super::phases::{Phase, gradients, weights};
 use super::{Cx, breakable, byte_cell, count_cell, time_cell, times};
 use crate::table::bytes;
-use crate::words::{fold, layer, numbers, user_axes};
+use crate::words::{fold, layer, numbers};
 
 /// One unit, or several that are alike.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,7 +35,7 @@ pub fn section(cx: &Cx) -> Markup {
     if groups.is_empty() {
         return html! { p { "No weight is gathered: there is no FSDP, or its axes have one coordinate." } };
     }
-    let axes = |it: AxisSet| user_axes(&cx.plan.mesh, &cx.plan.mesh.names(it), ", ");
+    let axes = |it: AxisSet| cx.plan.mesh.in_user_axes(&cx.plan.mesh.names(it), ", ");
     let buffers = &cx.plan.buffers;
     html! {
         p { "What one all-gather puts together, straight into its buffers, before the unit is computed." }
