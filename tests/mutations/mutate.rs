@@ -241,7 +241,7 @@ fn drop_collective(
     }
     match choices.below(4) {
         0 => (),
-        1 => gone.iter().for_each(|it| read_instead(plan, it.dst, it.src)),
+        1 => gone.iter().for_each(|it| rename(plan, it.dst, it.src, false)),
         2 => {
             for it in gone {
                 let copy = Instruction::Copy { src: it.src, dst: it.dst, stream };
@@ -251,29 +251,28 @@ fn drop_collective(
         _ => {
             for it in gone {
                 plan.buffers[it.src].sharding = plan.buffers[it.dst].sharding.clone();
-                read_instead(plan, it.dst, it.src);
+                rename(plan, it.dst, it.src, false);
             }
         }
     }
     Some(())
 }
 
-/// Readers of `old` read `new`.
-fn read_instead(plan: &mut Plan, old: Buffer, new: Buffer) {
+/// Readers of `old` read `new`; what makes it makes `new`, if `writes`.
+fn rename(plan: &mut Plan, old: Buffer, new: Buffer, writes: bool) {
     for instruction in plan.sections.iter_mut().flatten() {
-        let replace = |it: &mut Buffer| {
-            if *it == old {
-                *it = new;
+        let (reads, made): (Vec<&mut Buffer>, Vec<&mut Buffer>) = match instruction {
+            Instruction::Compute { args, results, .. } => {
+                (args.iter_mut().collect(), results.iter_mut().collect())
             }
-        };
-        match instruction {
-            Instruction::Compute { args, .. } => args.iter_mut().for_each(replace),
             Instruction::Collective { parts, .. } => {
-                parts.iter_mut().for_each(|it| replace(&mut it.src));
+                parts.iter_mut().map(|it| (&mut it.src, &mut it.dst)).unzip()
             }
-            Instruction::Copy { src, .. } => replace(src),
-            Instruction::Record { .. } | Instruction::Wait { .. } => (),
-        }
+            Instruction::Copy { src, dst, .. } => (vec![src], vec![dst]),
+            Instruction::Record { .. } | Instruction::Wait { .. } => continue,
+        };
+        let made = made.into_iter().filter(|_| writes);
+        reads.into_iter().chain(made).filter(|it| **it == old).for_each(|it| *it = new);
     }
 }
 
@@ -303,7 +302,7 @@ fn duplicate(
             data.offset = Some(plan.step_bytes);
             let twice = plan.buffers.push(data);
             plan.step_bytes += plan.local_bytes(twice).next_multiple_of(ALIGN);
-            read_instead(plan, part.dst, twice);
+            rename(plan, part.dst, twice, false);
             let parts = [ir::plan::Part { src: part.dst, dst: twice }].into();
             let call = Instruction::Collective { kind, comm, parts, stream };
             plan.sections[section].insert(index + 1, call);
@@ -390,22 +389,7 @@ fn alias(plan: &mut Plan, choices: &mut Choices) -> Option<()> {
         plan.buffers[second].offset = plan.buffers[first].offset;
         return Some(());
     }
-    read_instead(plan, second, first);
-    for instruction in plan.sections.iter_mut().flatten() {
-        let replace = |it: &mut Buffer| {
-            if *it == second {
-                *it = first;
-            }
-        };
-        match instruction {
-            Instruction::Compute { results, .. } => results.iter_mut().for_each(replace),
-            Instruction::Collective { parts, .. } => {
-                parts.iter_mut().for_each(|it| replace(&mut it.dst));
-            }
-            Instruction::Copy { dst, .. } => replace(dst),
-            Instruction::Record { .. } | Instruction::Wait { .. } => (),
-        }
-    }
+    rename(plan, second, first, true);
     Some(())
 }
 
