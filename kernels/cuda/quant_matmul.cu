@@ -7,8 +7,8 @@
 // `a` are, the next `n_b` those of `b`.
 extern "C" __global__ void __launch_bounds__(256)
 quant_matmul(OUT* out, const A* __restrict__ a, const B* __restrict__ b, const float* __restrict__ a_scale,
-             const float* __restrict__ b_scale, const OUT* c, const PieceDim* __restrict__ dims, int n_a,
-             int n_b, i64 m, i64 n, i64 k, i64 length) {
+             const float* __restrict__ b_scale, const OUT* c, const OUT* bias,
+             const PieceDim* __restrict__ dims, int n_a, int n_b, i64 m, i64 n, i64 k, i64 length) {
     i64 threads = (i64)gridDim.x * blockDim.x;
     for (i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x; at < m * n; at += threads) {
         i64 row = at / n * k, column = at % n * k;
@@ -22,6 +22,8 @@ quant_matmul(OUT* out, const A* __restrict__ a, const B* __restrict__ b, const f
             float right = b_scale[piece_of(dims + n_a, n_b, column + first)];
             sum = fmaf(product, left * right, sum);
         }
-        out[at] = from_f32<OUT>(c ? sum + to_f32(c[at]) : sum);
+        if (c) sum += to_f32(c[at]);
+        if (bias) sum += to_f32(bias[at % n]);
+        out[at] = from_f32<OUT>(sum);
     }
 }

@@ -328,8 +328,8 @@ pub enum Arg {
 }
 
 /// `out[m, n] = a[m, k] b[k, n] (+ c[m, n]) (+ bias[n])`, all row-major, sums in f32; or its
-/// `gelu_tanh`. With scales the operands are FP8 codes, of which `b` is transposed and `a` is not, and
-/// `k` and `n` are multiples of 16.
+/// `gelu_tanh`. With scales the operands are FP8 codes, of which `b` is transposed and `a` is not,
+/// `k` and `n` are multiples of 16, there is no gelu, and a bias is bf16.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GemmCall {
     /// Rows of the result; not 0.

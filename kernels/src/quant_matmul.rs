@@ -29,7 +29,8 @@ pub fn quant_matmul_f32(op: &QuantMatmul, inputs: &[View<'_, f32>], out: &mut [f
             }
         }
     }
-    add_f32(gemm.n, out, op.accumulate.then(|| inputs[4].data), None);
+    let (c, bias) = op.addends(inputs);
+    add_f32(gemm.n, out, c.map(|it| it.data), bias.map(|it| it.data));
 }
 
 #[cfg(test)]

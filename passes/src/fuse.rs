@@ -3,7 +3,7 @@
 //! ```text
 //! cast f32 (matmul)                   matmul out f32; so for other ops that sum in f32 anyway
 //! add x, (matmul)                     matmul onto x, one after the other where there are several
-//! bias_add (matmul), b                matmul with a bias
+//! bias_add (matmul), b                matmul with a bias; so quant_matmul
 //! activation matmul                   matmul with a gelu, which gives the sum as well
 //! add x, (norm_grad).dx               norm_grad with a residual
 //! add (pad_dim x), (pad_dim y)        concat x, y, where they fill the dimension
@@ -38,7 +38,7 @@ mod widen;
 
 use cranelift_entity::SecondaryMap;
 use ir::graph::Def;
-use ir::ops::{CollectiveKind, Copies, Matmul};
+use ir::ops::{CollectiveKind, Copies};
 use ir::{DType, Graph, Node, Op, Phase, TensorType, Value};
 use smallvec::SmallVec;
 
@@ -169,15 +169,14 @@ impl<'a> Walk<'a> {
     fn bias(&mut self, node: Node) {
         let [x, bias] = self.graph.nodes[node].inputs[..] else { return };
         let Some((maker, 0)) = self.sole(x, node) else { return };
-        let Op::Matmul(ref op @ Matmul { bias: false, gelu: false, .. }) =
-            self.graph.nodes[maker].op
-        else {
-            return;
-        };
         if self.graph.ty(bias).dtype != self.graph.ty(x).dtype {
             return;
         }
-        self.graph.nodes[maker].op = Matmul { bias: true, ..op.clone() }.into();
+        match &mut self.graph.nodes[maker].op {
+            Op::Matmul(it) if !it.bias && !it.gelu => it.bias = true,
+            Op::QuantMatmul(it) if !it.bias => it.bias = true,
+            _ => return,
+        }
         self.graph.nodes[maker].inputs.push(bias);
         if self.since(bias) > self.place(maker) {
             self.places[maker] = self.places[node];

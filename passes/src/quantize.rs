@@ -348,6 +348,7 @@ impl Walk<'_> {
         let op = QuantMatmul {
             out: self.builder.graph.ty(data.results[0]).dtype,
             accumulate: false,
+            bias: false,
             fast,
             a: a.granule,
             b: b.granule,

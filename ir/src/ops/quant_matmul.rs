@@ -9,6 +9,9 @@
 //! Both operands contract their last dims (the one form of Hopper's FP8 GEMMs); the second has one dim before
 //! them. The product of codes is summed in f32 over a range of the contraction in which both scales are
 //! constant, and then multiplied by both inverse scales.
+//!
+//! With `accumulate` and `bias` the result is `a b + c + bias`, summed in f32 and rounded once, as that of
+//! [`matmul`](super::matmul) is.
 
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
@@ -17,13 +20,14 @@ use crate::ops::factors::letters;
 use crate::ops::tensor::dot;
 use crate::ops::{
     Factors, Gemm, LocalCx, OpDef, Real, Sample, Shape, TypeError, Types, Values, View, ViewMut,
-    arity, is_default, ndim_at_least, pieces, same_shape, same_size,
+    arity, is_default, ndim, ndim_at_least, pieces, same_shape, same_size,
 };
 use crate::quant::blocks::FP8_BLOCK as BLOCK;
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: `a`, `b`, the inverse scale of each (f32), then `c` of the result's
-/// type if it accumulates.
+/// type if it accumulates, then `bias` (one number for each column of the result, of its element type) if there
+/// is one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct QuantMatmul {
     /// Element type of the result.
@@ -31,6 +35,9 @@ pub struct QuantMatmul {
     /// Adds to an operand of the result's type, possibly in place.
     #[serde(default, skip_serializing_if = "is_default")]
     pub accumulate: bool,
+    /// Adds a vector to every row of the result.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub bias: bool,
     /// Sums may be kept in fewer bits than f32 has: the fast accumulation of Hopper's tensor cores.
     #[serde(default, skip_serializing_if = "is_default")]
     pub fast: bool,
@@ -171,6 +178,12 @@ impl QuantMatmul {
         Gemm { m, n: b[0], k, a_strides: [k, 1], b_strides: [1, k] }
     }
 
+    /// The operands that are added to the product: `c` and the bias.
+    pub fn addends<T: Copy>(&self, operands: &[T]) -> (Option<T>, Option<T>) {
+        let c = self.accumulate.then(|| operands[4]);
+        (c, self.bias.then(|| operands[4 + usize::from(self.accumulate)]))
+    }
+
     /// The inverse scales of operand 0 or 1 for a range of the contraction, one for each of its `rows`.
     pub fn inverse_scales<T: Copy>(
         &self,
@@ -209,7 +222,7 @@ impl QuantMatmul {
 
 impl OpDef for QuantMatmul {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        arity(inputs, 4 + usize::from(self.accumulate))?;
+        arity(inputs, 4 + usize::from(self.accumulate) + usize::from(self.bias))?;
         let (a, b) = (inputs[0], inputs[1]);
         for operand in 0..2 {
             let found = inputs[operand].dtype;
@@ -259,16 +272,25 @@ impl OpDef for QuantMatmul {
         let mut shape = Shape::from_slice(&a.shape[..rows]);
         shape.push(b.shape[0]);
         let res = TensorType { dtype: self.out, shape };
-        if self.accumulate {
-            same_shape(&res, inputs[4])?;
-            if inputs[4].dtype != self.out {
-                let (operand, found) = (4, inputs[4].dtype);
-                return Err(TypeError::DType { operand, found, expected: "that of the result" });
+        let (c, bias) = self.addends(inputs);
+        if let Some(c) = c {
+            same_shape(&res, c)?;
+        }
+        if let Some(bias) = bias {
+            ndim(inputs, inputs.len() - 1, 1, "1 dim")?;
+            same_size("columns and biases", res.shape[rows], bias.shape[0])?;
+        }
+        for (operand, it) in inputs.iter().enumerate().skip(4) {
+            if it.dtype != self.out {
+                let (found, expected) = (it.dtype, "that of the result");
+                return Err(TypeError::DType { operand, found, expected });
             }
         }
         Ok(smallvec![res])
     }
 
+    /// `c` and the bias are added to the sum, so they are partial where it is. A padded row would become the
+    /// bias.
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
         let (a, b) = (inputs[0], inputs[1]);
         let contracted = b.ndim() - 1;
@@ -282,7 +304,8 @@ impl OpDef for QuantMatmul {
         let (n_text, _) = Granule::default().notation("n", 0, &split);
         let res = format!("{row_text} {n_text}");
         let c = if self.accumulate { format!(", {res}") } else { String::new() };
-        let text = format!("{a_text}, {b_text}, {a_scale}, {b_scale}{c} -> {res}");
+        let bias = if self.bias { format!(", {n_text}") } else { String::new() };
+        let text = format!("{a_text}, {b_text}, {a_scale}, {b_scale}{c}{bias} -> {res}");
         // Either the number of pieces is known, from the scale, or the size of a block.
         let mut sizes: Vec<(char, u64)> = Vec::new();
         let mut whole = String::new();
@@ -298,7 +321,8 @@ impl OpDef for QuantMatmul {
                 }
             }
         }
-        Factors::with_sizes(&text, &sizes, inputs, results).whole(&whole).add_from(4)
+        let factors = Factors::with_sizes(&text, &sizes, inputs, results).whole(&whole).add_from(4);
+        if self.bias { factors.even(&[rows, &rows.to_ascii_uppercase()].concat()) } else { factors }
     }
 
     fn reference<T: Real>(
@@ -308,6 +332,7 @@ impl OpDef for QuantMatmul {
         _cx: &LocalCx<'_>,
     ) {
         let (a, b) = (inputs[0], inputs[1]);
+        let (c, bias) = self.addends(inputs);
         let gemm = self.gemm(a.shape, b.shape);
         let shapes: Vec<&[usize]> = inputs.iter().map(|it| it.shape).collect();
         let segments = self.segments(&shapes).max(1);
@@ -326,8 +351,9 @@ impl OpDef for QuantMatmul {
                     sum += product * (inputs[2].data[a_at] * inputs[3].data[b_at]);
                 }
                 let at = i * gemm.n + j;
-                let c = if self.accumulate { inputs[4].data[at] } else { T::zero() };
-                results[0].data[at] = sum + c;
+                let c = c.map_or(T::zero(), |it| it.data[at]);
+                let bias = bias.map_or(T::zero(), |it| it.data[j]);
+                results[0].data[at] = sum + c + bias;
             }
         }
     }
@@ -342,7 +368,14 @@ impl OpDef for QuantMatmul {
     }
 
     fn samples() -> Vec<Sample> {
-        let op = |a, b| QuantMatmul { out: DType::F32, accumulate: false, fast: false, a, b };
+        let op = |a, b| QuantMatmul {
+            out: DType::F32,
+            accumulate: false,
+            bias: false,
+            fast: false,
+            a,
+            b,
+        };
         let tensor = |dims: &[usize]| Granule::Tensor(dims.to_vec());
         let sample = |op: QuantMatmul, shapes: &[&[u64]]| {
             let mut res = Sample::floats(op, shapes);
@@ -352,7 +385,18 @@ impl OpDef for QuantMatmul {
         };
         let plain = op(tensor(&[]), tensor(&[]));
         let added = QuantMatmul { accumulate: true, ..plain.clone() };
+        let biased = |op: QuantMatmul| QuantMatmul { bias: true, ..op };
         vec![
+            sample(biased(plain.clone()), &[&[2, 4, 6], &[8, 6], &[], &[], &[8]]),
+            sample(biased(added.clone()), &[&[4, 2, 6], &[8, 6], &[], &[], &[4, 2, 8], &[8]]),
+            sample(
+                biased(op(tensor(&[0, 2]), tensor(&[0]))),
+                &[&[4, 2, 8], &[4, 8], &[2, 2], &[4], &[4]],
+            ),
+            sample(
+                biased(op(Granule::Row, Granule::Block)),
+                &[&[2, 3, 256], &[256, 256], &[2, 2, 3], &[2, 2], &[256]],
+            ),
             sample(plain, &[&[2, 4, 6], &[8, 6], &[], &[]]),
             sample(added, &[&[4, 2, 6], &[8, 2, 6], &[], &[], &[4, 8]]),
             sample(op(tensor(&[0, 2]), tensor(&[0])), &[&[4, 2, 8], &[4, 8], &[2, 2], &[4]]),

@@ -54,7 +54,7 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     Ok(Program { workspace: GEMM_WORKSPACE, ..program(work) })
 }
 
-fn pointer(operand: usize) -> Pointer {
+pub(super) fn pointer(operand: usize) -> Pointer {
     Pointer::Arg(operand as u32)
 }
 

@@ -1,4 +1,5 @@
-//! The GEMM for `quant_matmul`, or a slow kernel of our own where cuBLASLt takes no such codes.
+//! The GEMM for `quant_matmul`, or a slow kernel of our own where cuBLASLt takes no such codes. A bias that the
+//! GEMM does not take is a kernel behind it.
 //!
 //! ```text
 //! table       of our own kernel: where the scales of both operands are, see `pieces.rs`
@@ -9,10 +10,11 @@ use ir::ops::{Gemm, Granule, QuantMatmul};
 use ir::quant::blocks::FP8_BLOCK as SIDE;
 use ir::{DType, Op};
 
+use crate::cuda::add::bias;
 use crate::cuda::launch::{
     BLOCK, arg, blocks, elements, index, index_arg, launch, null, program, result, size, typed,
 };
-use crate::cuda::matmul::without_product;
+use crate::cuda::matmul::{pointer, without_product};
 use crate::cuda::pieces::{PieceDim, dims, words};
 use crate::cuda::{
     Arg, Function, GEMM_WORKSPACE, GemmCall, Matrix, OpCall, Operand, Pointer, Program, Scale,
@@ -33,7 +35,8 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     let (a, b) = (&call.args[0], &call.args[1]);
     let gemm = op.gemm(&a.shape, &b.shape);
     if gemm.k == 0 {
-        return Ok(program(without_product(call, op.accumulate.then_some(4), None, 0)));
+        let (c, bias) = addends(op, call);
+        return Ok(program(without_product(call, c, bias, 0)));
     }
     if (a.dtype, b.dtype) == (DType::E5M2, DType::E5M2) {
         let why =
@@ -47,6 +50,12 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
         }
         Some(why) => Err(Unsupported::new(call, why)),
     }
+}
+
+/// Which operands are added to the product.
+fn addends(op: &QuantMatmul, call: &OpCall<'_>) -> (Option<usize>, Option<usize>) {
+    let operands: Vec<usize> = (0..call.args.len()).collect();
+    op.addends(&operands)
 }
 
 /// Why cuBLASLt does not take it.
@@ -113,6 +122,9 @@ fn library(op: &QuantMatmul, call: &OpCall<'_>, gemm: &Gemm) -> Program {
     };
     // What is in blocks has no fast sums.
     let scales = Scales { a: a_scale, b: b_scale, fast: op.fast && tensors };
+    let (c, added) = addends(op, call);
+    // Next to codes cuBLASLt takes no bias in f32. What is f32 is not rounded before the bias comes, either.
+    let fused = op.out == DType::Bf16;
     work.push(Work::Gemm(GemmCall {
         m: gemm.m,
         n: gemm.n,
@@ -120,12 +132,15 @@ fn library(op: &QuantMatmul, call: &OpCall<'_>, gemm: &Gemm) -> Program {
         a: matrix(0, false),
         b: matrix(1, true),
         scales: Some(scales),
-        c: op.accumulate.then_some(Pointer::Arg(4)),
-        bias: None,
+        c: c.map(pointer),
+        bias: added.filter(|_| fused).map(pointer),
         gelu: None,
         out: Pointer::Result(0),
         out_dtype: op.out,
     }));
+    let (out, to) = (&call.results[0], Pointer::Result(0));
+    let behind = added.filter(|_| !fused);
+    work.extend(behind.map(|it| bias([out, &call.args[it]], to, pointer(it), to)));
     Program { workspace, ..program(work) }
 }
 
@@ -153,7 +168,8 @@ fn own(op: &QuantMatmul, call: &OpCall<'_>, gemm: &Gemm) -> Program {
     let defines = vec![typed("A", dtype(0)), typed("B", dtype(1)), typed("OUT", op.out)];
     let function = Function { source: "quant_matmul.cu", defines, entry: "quant_matmul" };
     let mut args = vec![result(0), arg(0), arg(1), arg(2), arg(3)];
-    args.push(if op.accumulate { arg(4) } else { null() });
+    let (c, bias) = addends(op, call);
+    args.extend([c, bias].map(|it| it.map_or_else(null, arg)));
     args.push(Arg::Pointer(Pointer::Table(0)));
     args.extend([&a_dims, &b_dims].map(|it| Arg::I32(it.len() as i32)));
     args.extend([m as u64, n as u64, k as u64, k as u64 / n_segments].map(size));

@@ -549,8 +549,14 @@ fn a_heads_features_have_a_limit() {
 /// A product of codes `a` and `b` with these scales.
 fn product(a: &[u64], b: &[u64], scales: [&[u64]; 2], granules: [Granule; 2]) -> Sample {
     let [a_granule, b_granule] = granules;
-    let op =
-        QuantMatmul { out: DType::Bf16, accumulate: false, fast: true, a: a_granule, b: b_granule };
+    let op = QuantMatmul {
+        out: DType::Bf16,
+        accumulate: false,
+        bias: false,
+        fast: true,
+        a: a_granule,
+        b: b_granule,
+    };
     let mut res = Sample::floats(op, &[a, b, scales[0], scales[1]]);
     res.inputs[0].ty.dtype = DType::E5M2;
     res.inputs[1].ty.dtype = DType::E4M3;
@@ -571,8 +577,51 @@ fn codes_are_multiplied_with_their_scales() {
         let program = lowered(&product(&a, &b, [&[], &[]], tensor()));
         let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
         assert_eq!(launch.function.defines, ["A=e5m2", "B=e4m3", "OUT=bf16"]);
-        assert_eq!(launch.args[11..], [a[1], a[1]].map(|it| Arg::I64(it as i64)));
+        assert_eq!(launch.args[12..], [a[1], a[1]].map(|it| Arg::I64(it as i64)));
     }
+}
+
+/// cuBLASLt takes a bias in bf16 next to codes, and none in f32: a kernel adds that, in place.
+#[test]
+fn a_bias_is_the_gemms_where_it_is_bf16() {
+    let biased = |out, accumulate, k: u64, granules: [Granule; 2]| {
+        let [a, b] = granules;
+        let scales: [&[u64]; 2] = if a == Granule::Row { [&[4, 64], &[2, 4]] } else { [&[], &[]] };
+        let op = QuantMatmul { out, accumulate, bias: true, fast: true, a, b };
+        let added: &[&[u64]] = if accumulate { &[&[64, 256], &[256]] } else { &[&[256]] };
+        let (x, w): (&[u64], &[u64]) = (&[64, k], &[256, k]);
+        let shapes = [&[x, w, scales[0], scales[1]], added].concat();
+        let mut res = Sample::floats(op, &shapes);
+        res.inputs[..2].iter_mut().for_each(|it| it.ty.dtype = DType::E4M3);
+        res.inputs[4..].iter_mut().for_each(|it| it.ty.dtype = out);
+        lowered(&res)
+    };
+    let tensor = || [Granule::default(), Granule::default()];
+    for granules in [tensor(), [Granule::Row, Granule::Block]] {
+        for (accumulate, at) in [(false, 4), (true, 5)] {
+            let program = biased(DType::Bf16, accumulate, 512, granules.clone());
+            let [Work::Gemm(gemm)] = program.work.as_slice() else { panic!("{program:?}") };
+            let c = accumulate.then_some(Pointer::Arg(4));
+            assert_eq!((gemm.c, gemm.bias), (c, Some(Pointer::Arg(at))));
+            let program = biased(DType::F32, accumulate, 512, granules.clone());
+            let [Work::Gemm(gemm), Work::Launch(launch)] = program.work.as_slice() else {
+                panic!("{program:?}")
+            };
+            assert_eq!((gemm.c, gemm.bias), (c, None));
+            let (sum, bias) = (Pointer::Result(0), Pointer::Arg(at));
+            assert_eq!(launch.args[..3], [sum, sum, bias].map(Arg::Pointer));
+        }
+    }
+    // Our own kernel takes both: rows of 24 bytes.
+    let program = biased(DType::F32, true, 24, tensor());
+    let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
+    assert_eq!(launch.args[5..7], [4, 5].map(|it| Arg::Pointer(Pointer::Arg(it))));
+    // Nothing is contracted.
+    let program = biased(DType::Bf16, false, 0, tensor());
+    let [Work::Fill { .. }, Work::Launch(launch)] = program.work.as_slice() else {
+        panic!("{program:?}")
+    };
+    assert_eq!(launch.args[2], Arg::Pointer(Pointer::Arg(4)));
 }
 
 /// Five blocks in a row are eight for cuBLASLt, whose workspace is in front.

@@ -91,7 +91,7 @@ impl Walk<'_> {
             }
             Op::QuantMatmul(it) => {
                 it.accumulate = true;
-                data.inputs.push(sum);
+                data.inputs.insert(4, sum);
             }
             Op::RmsNormGrad(it) => {
                 it.residual = true;

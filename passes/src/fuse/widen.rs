@@ -30,7 +30,9 @@ impl Walk<'_> {
                 let plain = !it.bias && !it.gelu;
                 plain && (!it.accumulate || self.can_be_wide(data.inputs[2], maker))
             }
-            Op::QuantMatmul(it) => !it.accumulate || self.can_be_wide(data.inputs[4], maker),
+            Op::QuantMatmul(it) => {
+                !it.bias && (!it.accumulate || self.can_be_wide(data.inputs[4], maker))
+            }
             Op::Add(_) => data.inputs.iter().all(|&it| self.can_be_wide(it, maker)),
             Op::EmbeddingGrad(_) | Op::SumLeading(_) => true,
             Op::RmsNormGrad(_) => index == 1,

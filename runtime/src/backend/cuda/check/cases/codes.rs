@@ -284,10 +284,21 @@ fn product(op: QuantMatmul, types: [DType; 2], shapes: &[&[u64]]) -> Case {
     let mut sample = Sample::floats(op.clone(), shapes);
     sample.inputs[0].ty.dtype = types[0];
     sample.inputs[1].ty.dtype = types[1];
-    if let Some(c) = sample.inputs.get_mut(4) {
-        c.ty.dtype = op.out;
-    }
+    sample.inputs[4..].iter_mut().for_each(|it| it.ty.dtype = op.out);
     one(call(&sample.fill(2, Values::Positive).fill(3, Values::Positive)), op.out)
+}
+
+/// A product of matrices, and that with a bias. `shapes` are those of codes and scales.
+fn products(op: QuantMatmul, types: [DType; 2], shapes: &[&[u64]; 4]) -> [Case; 2] {
+    let (m, n) = (shapes[0][0], shapes[1][0]);
+    [false, true].map(|bias| {
+        let op = QuantMatmul { bias, ..op.clone() };
+        let (sum, row): (&[u64], &[u64]) = (&[m, n], &[n]);
+        let added = [op.accumulate.then_some(sum), bias.then_some(row)];
+        let shapes: Vec<&[u64]> =
+            shapes.iter().copied().chain(added.into_iter().flatten()).collect();
+        product(op, types, &shapes)
+    })
 }
 
 /// One number of each operand; sizes that cuBLASLt takes, and others.
@@ -303,9 +314,9 @@ fn matmul() -> Vec<Case> {
                     [(false, false), (false, true), (true, false), (true, true)]
                 {
                     let (a, b) = (Granule::default(), Granule::default());
-                    let op = QuantMatmul { out, accumulate, fast, a, b };
-                    let shapes: [&[u64]; 5] = [&[m, k], &[n, k], &[], &[], &[m, n]];
-                    res.push(product(op, types, &shapes[..4 + usize::from(accumulate)]));
+                    let op = QuantMatmul { out, accumulate, bias: false, fast, a, b };
+                    let shapes: [&[u64]; 4] = [&[m, k], &[n, k], &[], &[]];
+                    res.extend(products(op, types, &shapes));
                 }
             }
         }
@@ -313,6 +324,7 @@ fn matmul() -> Vec<Case> {
     let plain = QuantMatmul {
         out: F32,
         accumulate: false,
+        bias: false,
         fast: true,
         a: Granule::default(),
         b: Granule::default(),
@@ -329,6 +341,14 @@ fn matmul() -> Vec<Case> {
     let types = [E4M3, E5M2];
     res.push(product(pieces(&[0, 2], &[0]), types, &[&[4, 6, 32], &[48, 32], &[2, 4], &[3]]));
     res.push(product(pieces(&[1], &[1]), types, &[&[32, 4, 8], &[16, 4, 8], &[2], &[2]]));
+    // A bias under three dims, and of our own kernel.
+    let biased = |op: QuantMatmul| QuantMatmul { bias: true, ..op };
+    for out in [F32, Bf16] {
+        let op = biased(QuantMatmul { out, ..plain.clone() });
+        res.push(product(op, types, &[&[3, 50, 160], &[48, 160], &[], &[], &[48]]));
+        let op = biased(QuantMatmul { out, ..pieces(&[0, 2], &[0]) });
+        res.push(product(op, types, &[&[4, 6, 32], &[48, 32], &[2, 4], &[3], &[48]]));
+    }
     res
 }
 
@@ -350,12 +370,13 @@ fn matmul_in_blocks() -> Vec<Case> {
             if a == Granule::Block && m % 128 != 0 {
                 continue;
             }
-            for (out, accumulate) in [(F32, false), (F32, true), (Bf16, false)] {
+            for (out, accumulate) in [(F32, false), (F32, true), (Bf16, false), (Bf16, true)] {
                 let (a_scale, b_scale) = (scale(&a, m), scale(&b, n));
-                let op = QuantMatmul { out, accumulate, fast: true, a: a.clone(), b: b.clone() };
-                let shapes: [&[u64]; 5] = [&[m, k], &[n, k], &a_scale, &b_scale, &[m, n]];
+                let (a, b) = (a.clone(), b.clone());
+                let op = QuantMatmul { out, accumulate, bias: false, fast: true, a, b };
+                let shapes: [&[u64]; 4] = [&[m, k], &[n, k], &a_scale, &b_scale];
                 let types = if accumulate { [E5M2, E4M3] } else { [E4M3, E4M3] };
-                res.push(product(op, types, &shapes[..4 + usize::from(accumulate)]));
+                res.extend(products(op, types, &shapes));
             }
         }
     }
