@@ -7,8 +7,8 @@ use half::bf16;
 use ir::ops::{
     Activation, ActivationKind, Adam, AdamW, Amax, Amaxes, Assignment, Attention, AttentionGrad,
     BiasAdd, CeLoss, CeMax, CeStats, ClipScale, Codes, Conflict, Copies, Dropout, Embedding, Glu,
-    GluKind, GradError, LayerNorm, Llama3Scaling, Matmul, Number, Op, OpKind, Quantize, RmsNorm,
-    Rope, Sample, SampleInput, Sgd, SplitDim, Tensor, Values,
+    GluKind, GradError, Granule, LayerNorm, Llama3Scaling, LocalCx, Matmul, Number, Op, OpKind,
+    QuantMatmul, Quantize, RmsNorm, Rope, Sample, SampleInput, Sgd, SplitDim, Tensor, Values,
 };
 use ir::placement::{Mesh, ReduceOp, Sharding};
 use ir::random::stream_key;
@@ -251,6 +251,76 @@ fn codes_on_the_way_are_those_of_the_results() {
         ("rms_norm", 2),
     ];
     assert_eq!(n_checked, BTreeMap::from(expect));
+}
+
+/// Bit by bit, in f32, by the reference and by the kernel on a CPU: what `fuse` makes is the product, with what is
+/// added to it, and then the bias.
+#[test]
+fn biases_in_a_product_are_those_of_bias_add() {
+    let mut n_checked = BTreeMap::new();
+    for sample in samples() {
+        let plain: Op = match &sample.op {
+            Op::Matmul(it) if it.bias && !it.gelu => Matmul { bias: false, ..it.clone() }.into(),
+            Op::QuantMatmul(it) if it.bias => QuantMatmul { bias: false, ..it.clone() }.into(),
+            _ => continue,
+        };
+        let types = types(&sample);
+        let types: Vec<&TensorType> = types.iter().collect();
+        let mut operands: Vec<Tensor<f32>> =
+            sample.inputs.iter().enumerate().map(|(i, it)| random(it, i as u64)).collect();
+        let made = sample.op.infer(&types).expect("samples are well-typed").remove(0);
+        let shape: Vec<usize> = made.shape.iter().map(|&it| it as usize).collect();
+        let run = |op: &Op, inputs: &[Tensor<f32>]| {
+            let mut out = Tensor::zeros(&shape);
+            let inputs: Vec<_> = inputs.iter().map(Tensor::view).collect();
+            kernels::run_f32(op, &inputs, &mut [out.view_mut()], &LocalCx { bounds: &[] });
+            out
+        };
+        let by_kernel = run(&sample.op, &operands);
+        let by_reference = apply(&sample.op, &operands, &types).remove(0);
+        let bias = operands.pop().expect("the last operand is the bias");
+        let n = operands.len();
+        let add: Op = BiasAdd {}.into();
+        assert_eq!(
+            by_kernel,
+            run(&add, &[run(&plain, &operands), bias.clone()]),
+            "{}",
+            sample.op.to_text()
+        );
+        let product = apply(&plain, &operands, &types[..n]).remove(0);
+        let expect = apply(&add, &[product, bias], &[&made, types[n]]).remove(0);
+        assert_eq!(by_reference, expect, "{}", sample.op.to_text());
+        *n_checked.entry(sample.op.kind().name()).or_insert(0) += 1;
+    }
+    assert_eq!(n_checked, BTreeMap::from([("matmul", 2), ("quant_matmul", 4)]));
+}
+
+/// Of a bias that does not fit.
+#[test]
+fn a_bias_is_one_number_of_the_results_type_a_column() {
+    let op = QuantMatmul {
+        out: DType::Bf16,
+        accumulate: false,
+        bias: true,
+        fast: false,
+        a: Granule::default(),
+        b: Granule::default(),
+    };
+    let (codes, scale) = (TensorType::new(DType::E4M3, &[4, 4]), TensorType::scalar(DType::F32));
+    let with = |bias: TensorType| {
+        let types = [&codes, &codes, &scale, &scale, &bias];
+        Op::from(op.clone()).infer(&types).map(|_| ()).map_err(|it| it.to_string())
+    };
+    assert_eq!(with(TensorType::new(DType::Bf16, &[4])), Ok(()));
+    let refused = [
+        (TensorType::new(DType::Bf16, &[5]), "columns and biases"),
+        (TensorType::new(DType::Bf16, &[4, 4]), "1 dim"),
+        (TensorType::new(DType::F32, &[4]), "that of the result"),
+    ];
+    for (bias, why) in refused {
+        let error = with(bias).expect_err(why);
+        assert!(error.contains(why), "{error}");
+    }
 }
 
 /// Their amaxes are not rounded to the type of a tensor that is not there.

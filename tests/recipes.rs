@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use codegen::{CompileError, Compiled};
-use ir::DType;
+use ir::plan::Instruction;
+use ir::{DType, Op};
 use runtime::{Data, Session, SessionOptions};
 
 /// All dims are multiples of 128. On 2x2 the blocks of `gate_proj`, `up_proj`, `down_proj` and `o_proj` stay
@@ -123,6 +124,48 @@ fn mxfp8_with_square_blocks_of_weights() {
 #[test]
 fn nvfp4() {
     check("NVFP4BlockScaling()", LOSS_4_BITS, LOSS_SCALES);
+}
+
+/// What a rank multiplies alone has its bias in the GEMM; behind a reduction it is added on its own. Both are the
+/// same sums, of biases of up to 0.1, without which the loss is another one.
+#[test]
+fn biases_are_added_by_the_gemms_of_codes() {
+    let first_loss = |mesh: &str, recipe: &str, size: f32| -> (usize, usize, f64) {
+        let set = [("recipe", recipe), ("layers[1].body[0].bias", "true")];
+        let plan = compile(mesh, &set).plan;
+        let (mut n_fused, mut n_own) = (0, 0);
+        for instruction in plan.sections.iter().flatten() {
+            match instruction {
+                Instruction::Compute { op: Op::QuantMatmul(it), .. } if it.bias => n_fused += 1,
+                Instruction::Compute { op: Op::BiasAdd(_), .. } => n_own += 1,
+                _ => (),
+            }
+        }
+        let session = Session::new(&plan, &SessionOptions::default()).unwrap();
+        let biases = plan.buffers.values().filter(|it| it.name.ends_with("_proj.bias"));
+        for bias in biases {
+            let n = bias.ty.shape[0];
+            let values: Vec<f32> = (0..n).map(|it| size * (it as f32).sin()).collect();
+            session.write(&bias.name, &values).unwrap();
+        }
+        session.prepare().unwrap();
+        let data = Data::synthetic(&plan.run, 7);
+        let report = session.step(&data.batch(0).unwrap(), 1e-3, 1).unwrap();
+        (n_fused, n_own, f64::from(report.loss.unwrap()))
+    };
+    for (recipe, between_meshes) in [
+        ("Float8CurrentScaling()", LOSS_SCALES),
+        ("DelayedScaling(amax_history_len: 4)", LOSS_MESH),
+        ("Float8BlockScaling()", LOSS_MESH),
+    ] {
+        let (n_fused, n_own, one) = first_loss("1", recipe, 0.1);
+        assert_eq!((n_fused, n_own), (7, 0), "{recipe}");
+        let (n_fused, n_own, four) = first_loss("2x2", recipe, 0.1);
+        assert_eq!((n_fused, n_own), (5, 2), "{recipe}: o_proj and down_proj are reduced");
+        let without = first_loss("1", recipe, 0.0).2;
+        assert!((one / four - 1.0).abs() < between_meshes, "{recipe}: {one}, and {four} on 2x2");
+        assert!((one / without - 1.0).abs() > 2.0 * between_meshes, "{recipe}: {one}");
+    }
 }
 
 /// No block is split, and what is quantized is the same before a gather and behind it.
