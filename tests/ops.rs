@@ -8,7 +8,8 @@ use ir::ops::{
     Activation, ActivationKind, Adam, AdamW, Amax, Amaxes, Assignment, Attention, AttentionGrad,
     BiasAdd, CeLoss, CeMax, CeStats, ClipScale, Codes, Conflict, Copies, Dropout, Embedding, Glu,
     GluKind, GradError, Granule, LayerNorm, Llama3Scaling, LocalCx, Matmul, Number, Op, OpKind,
-    QuantMatmul, Quantize, RmsNorm, Rope, Sample, SampleInput, Sgd, SplitDim, Tensor, Values,
+    QuantMatmul, Quantize, RmsNorm, Rope, Sample, SampleInput, Sgd, SplitDim, SumLeading, Sums,
+    Tensor, Values,
 };
 use ir::placement::{Mesh, ReduceOp, Sharding};
 use ir::random::stream_key;
@@ -183,7 +184,7 @@ fn amaxes_on_the_way_are_those_of_the_results() {
         let operands: Vec<Tensor<f32>> =
             sample.inputs.iter().enumerate().map(|(i, it)| random(it, i as u64)).collect();
         let found = apply(&sample.op, &operands, &types);
-        let mut plain = sample.op.clone();
+        let mut plain = without_sums(&sample.op);
         *plain.amaxes_mut().expect("it has some") = Amaxes::default();
         let own = apply(&plain, &operands, &types);
         assert_eq!(found[..own.len()], own, "{}", sample.op.to_text());
@@ -218,7 +219,7 @@ fn codes_on_the_way_are_those_of_the_results() {
         let made = sample.op.infer(&types).expect("samples are well-typed");
 
         let amaxes = sample.op.amaxes().expect("what makes codes gives amaxes");
-        let mut plain = sample.op.clone();
+        let mut plain = without_sums(&sample.op);
         *plain.codes_mut().expect("it has some") = Codes::default();
         *plain.amaxes_mut().expect("it has some") = Amaxes::default();
         let n_own = codes.own(&types).len();
@@ -230,7 +231,7 @@ fn codes_on_the_way_are_those_of_the_results() {
                 continue;
             };
             let to = codes.of[at].1;
-            let op: Op = Quantize { to, copies: Copies::Rows, pieces: Vec::new() }.into();
+            let op: Op = Quantize::new(to, Copies::Rows).into();
             let inputs = [own.clone(), operands[n_own + at].clone()];
             let alone = &apply(&op, &inputs, &[&wide[i], types[n_own + at]])[0];
             assert_eq!((&found[i], made[i].dtype), (alone, to), "{}", sample.op.to_text());
@@ -244,9 +245,9 @@ fn codes_on_the_way_are_those_of_the_results() {
     }
     let expect = [
         ("activation", 2),
-        ("activation_grad", 2),
+        ("activation_grad", 3),
         ("glu", 2),
-        ("glu_grad", 6),
+        ("glu_grad", 9),
         ("layer_norm", 2),
         ("rms_norm", 2),
     ];
@@ -321,6 +322,70 @@ fn a_bias_is_one_number_of_the_results_type_a_column() {
         let error = with(bias).expect_err(why);
         assert!(error.contains(why), "{error}");
     }
+}
+
+fn without_sums(op: &Op) -> Op {
+    let mut res = op.clone();
+    if let Some(sums) = res.sums_mut() {
+        *sums = Sums::default();
+    }
+    res
+}
+
+/// Bit by bit, in f32: what `fuse` makes is the op, and the sums of what that makes before it makes codes.
+#[test]
+fn sums_on_the_way_are_those_of_the_results() {
+    let mut n_checked = BTreeMap::new();
+    for sample in samples().into_iter().filter(|it| !it.op.sums().is_none()) {
+        let types = types(&sample);
+        let types: Vec<&TensorType> = types.iter().collect();
+        let operands: Vec<Tensor<f32>> =
+            sample.inputs.iter().enumerate().map(|(i, it)| random(it, i as u64)).collect();
+        let found = apply(&sample.op, &operands, &types);
+        let mut plain = without_sums(&sample.op);
+        let others = apply(&plain, &operands, &types);
+        assert_eq!(found[..others.len()], others, "{}", sample.op.to_text());
+
+        // What `quantize` makes codes of is its operand.
+        let own = match plain.codes_mut().map(std::mem::take) {
+            Some(codes) => {
+                let n = codes.own(&types).len();
+                apply(&plain, &operands[..n], &types[..n])
+            }
+            None => operands,
+        };
+        let sums = &found[others.len()..];
+        assert_eq!(sums.len(), sample.op.sums().of.len());
+        for (found, &(of, to)) in sums.iter().zip(&sample.op.sums().of) {
+            let op = SumLeading { out: Some(to) }.into();
+            let alone = &apply(&op, std::slice::from_ref(&own[of]), &[types[0]])[0];
+            assert_eq!(found, alone, "{}", sample.op.to_text());
+            *n_checked.entry(sample.op.kind().name()).or_insert(0) += 1;
+        }
+    }
+    let expect = [("activation_grad", 2), ("glu_grad", 5), ("quantize", 3)];
+    assert_eq!(n_checked, BTreeMap::from(expect));
+}
+
+/// C28 again: codes are whole where the sum beside them is that of a rank's own rows.
+#[test]
+fn sums_on_the_way_are_partial_over_sharded_rows() {
+    let mesh = Mesh::new(&[("dp", 2), ("tp", 2)]);
+    let types = [TensorType::new(DType::F32, &[4, 2, 6]), TensorType::scalar(DType::F32)];
+    let op = Op::from(Quantize {
+        sums: Sums { of: vec![(0, DType::F32)] },
+        ..Quantize::new(DType::E5M2, Copies::Both)
+    });
+    let results = op.infer(&types.iter().collect::<Vec<_>>()).expect("well-typed");
+    let factors = op.factors(&[&types[0], &types[1]], &results.iter().collect::<Vec<_>>());
+    let parse = |text: &str| Sharding::parse(text, &mesh).expect("a sharding");
+    let found = |x: &str| {
+        let assignment = factors.assign(&[&parse(x), &parse("[]")], &mesh).expect("legal");
+        let result = |i| factors.result(i, &assignment, &mesh).expect("even");
+        [0, 1, 2].map(|it| result(it).display(&mesh).to_string())
+    };
+    assert_eq!(found("[dp, tp, _]"), ["[dp, tp, _]", "[_, dp, tp]", "[_] sum(dp, tp)"]);
+    assert_eq!(found("[dp, _, tp]"), ["[dp, _, tp]", "[tp, dp, _]", "[tp] sum(dp)"]);
 }
 
 /// Their amaxes are not rounded to the type of a tensor that is not there.

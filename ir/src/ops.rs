@@ -10,6 +10,7 @@ mod apply;
 mod codes;
 mod factors;
 mod pieces;
+mod sums;
 mod tensor;
 
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,7 @@ pub use quant_matmul::Granule;
 pub use quantize::Copies;
 pub use rope::Llama3Scaling;
 pub use round_mx::Along;
+pub use sums::Sums;
 pub use tensor::{Number, Real, Tensor, View, ViewMut};
 
 /// Types of the results of an op.

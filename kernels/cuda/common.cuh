@@ -111,7 +111,7 @@ __device__ __forceinline__ Tensors<Type, Rest...> tensors(Type* first, Rest*... 
     return {first, tensors(rest...)};
 }
 
-// `f(x, y)` for Length elements from `at` on, in each of Unroll places `stride` apart. All loads come
+// `f(x, y, i)` for element `i` of Length from `at` on, in each of Unroll places `stride` apart. All loads come
 // before the stores, to have many in flight; a result may be the memory of an operand.
 template <int Unroll, int Length, class Out, class In, class F>
 __device__ __forceinline__ void map_at(i64 at, i64 stride, Out out, In in, F f) {
@@ -125,7 +125,7 @@ __device__ __forceinline__ void map_at(i64 at, i64 stride, Out out, In in, F f) 
             float from[In::count + 1], to[Out::count];
 #pragma unroll
             for (int k = 0; k < In::count; k++) from[k] = x[u][k][i];
-            f(from, to);
+            f(from, to, i);
 #pragma unroll
             for (int k = 0; k < Out::count; k++) y[u][k][i] = to[k];
         }
@@ -134,10 +134,11 @@ __device__ __forceinline__ void map_at(i64 at, i64 stride, Out out, In in, F f) 
     for (int u = 0; u < Unroll; u++) out.template store_at<Length>(at + u * stride, y[u]);
 }
 
-// Every element of tensors of `n` elements: `f` takes one of each operand to one of each result.
+// Every element of tensors of `n` elements: `each` takes one of each operand to one of each result.
 // Unroll vectors a thread at a time.
 template <int Length, int Unroll, class Out, class In, class F>
-__device__ __forceinline__ void map(i64 n, Out out, In in, F f) {
+__device__ __forceinline__ void map(i64 n, Out out, In in, F each) {
+    auto f = [&](const float* x, float* y, int) { each(x, y); };
     i64 stride = (i64)blockDim.x * Length;
     for (i64 first = blockIdx.x * stride * Unroll; first < n; first += gridDim.x * stride * Unroll) {
         i64 at = first + threadIdx.x * Length;

@@ -1,5 +1,6 @@
 // FP8 codes of many tensors: in the order of the tensor, with columns first, or both from one read.
-// Macros: X, the tensors' element type; CODE (e4m3 or e5m2); ALIGNED (1 if vectors divide all rows, or 0).
+// Macros: X, the tensors' element type; CODE (e4m3 or e5m2); ALIGNED (1 if vectors divide all rows, or 0); SUM (1: sums
+// the columns of the one tensor).
 #include "codes.cuh"
 #include "pieces.cuh"
 
@@ -48,15 +49,37 @@ quantize_rows(const Matrix* __restrict__ tensors, const uint2* __restrict__ chun
     }
 }
 
+// Row n of `parts` [, n_columns] becomes the sums of columns of the n-th row of squares. `sum` are the thread's own.
+// Once in a kernel.
+__device__ __forceinline__ void store_sums(float* parts, const float (&sum)[EACH], Place at, i64 n_columns) {
+    constexpr int ACROSS = SIDE / EACH, WARPS = THREADS / 32;
+    static_assert(ACROSS == 16, "a warp holds eight rows twice");
+    __shared__ float sums[WARPS][SIDE];
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < EACH; j++) {
+        float both = sum[j] + __shfl_down_sync(~0u, sum[j], ACROSS);
+        if (lane < ACROSS) sums[threadIdx.x / 32][lane * EACH + j] = both;
+    }
+    __syncthreads();
+    i64 column = at.column + threadIdx.x;
+    if (threadIdx.x >= SIDE || column >= n_columns) return;
+    float total = 0.0f;
+#pragma unroll
+    for (int k = 0; k < WARPS; k++) total += sums[k][threadIdx.x];
+    parts[at.row / SIDE * n_columns + column] = total;
+}
+
 // A block for each (tensor, square) pair; of one tensor there is no list of them.
 extern "C" __global__ void __launch_bounds__(THREADS, 4)
-quantize_squares(const Matrix* __restrict__ tensors, const uint2* __restrict__ squares) {
+quantize_squares(const Matrix* __restrict__ tensors, const uint2* __restrict__ squares, float* parts) {
     uint2 which = squares ? squares[blockIdx.x] : make_uint2(0, blockIdx.x);
     Matrix t = tensors[which.x];
     Place place = square(which.y, t.n_columns), at = part_of(place);
     // Rows and columns of this thread that there are.
     int n_rows = present(t.n_rows - at.row), n_columns = present(t.n_columns - at.column);
     u32 codes[EACH][2] = {};
+    float sum[EACH] = {};
     if (n_rows > 0 && n_columns > 0) {
         const X* from = t.x + at.row * t.n_columns + at.column;
         float scale = *t.scale;
@@ -72,7 +95,10 @@ quantize_squares(const Matrix* __restrict__ tensors, const uint2* __restrict__ s
             for (int i = 0; i < EACH; i++) {
                 float row[EACH];
 #pragma unroll
-                for (int j = 0; j < EACH; j++) row[j] = x[i][j];
+                for (int j = 0; j < EACH; j++) {
+                    row[j] = x[i][j];
+                    if (SUM && i < n_rows) sum[j] += row[j];
+                }
                 codes[i][0] = codes_of<CODE>(row, scale);
                 codes[i][1] = codes_of<CODE>(row + 4, scale);
             }
@@ -83,6 +109,7 @@ quantize_squares(const Matrix* __restrict__ tensors, const uint2* __restrict__ s
 #pragma unroll
                 for (int j = 0; j < EACH; j++) {
                     if (i < n_rows && j < n_columns) row[j] = to_f32(from[i * t.n_columns + j]);
+                    if (SUM) sum[j] += row[j];
                 }
                 codes[i][0] = codes_of<CODE>(row, scale);
                 codes[i][1] = codes_of<CODE>(row + 4, scale);
@@ -103,6 +130,10 @@ quantize_squares(const Matrix* __restrict__ tensors, const uint2* __restrict__ s
                 }
             }
         }
+    }
+    if constexpr (SUM) {
+        store_sums(parts, sum, place, t.n_columns);
+        if (!t.columns) return;
     }
     store_columns(t.columns, codes, place, t.n_rows, t.n_columns);
 }

@@ -188,7 +188,9 @@ pub fn batchable(a: &OpCall<'_>, b: &OpCall<'_>) -> bool {
         (Op::QuantizeBlock(a), Op::QuantizeBlock(b)) => a == b,
         (Op::Quantize(x), Op::Quantize(y)) => {
             let scaled = is_one(a.args, 1) && is_one(b.args, 1);
-            scaled && (x.to, x.copies) == (y.to, y.copies)
+            // Parts of sums are of one tensor.
+            let summed = [x, y].iter().any(|it| !it.sums.is_none());
+            scaled && !summed && (x.to, x.copies) == (y.to, y.copies)
         }
         _ => false,
     };

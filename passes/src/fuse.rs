@@ -8,6 +8,7 @@
 //! add x, (norm_grad).dx               norm_grad with a residual
 //! add (pad_dim x), (pad_dim y)        concat x, y, where they fill the dimension
 //! ce_stats_grad (ce_loss_grad), ..    cross_entropy, with the loss and all before it
+//! sum_leading x, quantize x, s        quantize that gives the sum, too
 //! transpose quantize                  quantize that gives both copies
 //! quantize (norm x), (delayed_scale)  norm that gives codes; so activations, glus and their gradients
 //! embedding ids, (all_gather w)       embedding of the rows held, and a sum
@@ -29,6 +30,7 @@
 mod activation;
 mod add;
 mod amax;
+mod bias_grad;
 mod codes;
 mod cross_entropy;
 mod embedding;
@@ -80,9 +82,8 @@ struct Walk<'a> {
     places: SecondaryMap<Node, Option<Place>>,
     /// How often a value is read; stores, results and parameters read too.
     n_reads: SecondaryMap<Value, u32>,
-    /// The first node that reads a value in the given order, and the last.
-    first: SecondaryMap<Value, Option<Node>>,
-    last: SecondaryMap<Value, Option<Node>>,
+    /// The nodes that read a value in the given order.
+    readers: SecondaryMap<Value, SmallVec<[Node; 2]>>,
 }
 
 impl<'a> Walk<'a> {
@@ -90,8 +91,7 @@ impl<'a> Walk<'a> {
         let mut res = Walk {
             places: SecondaryMap::new(),
             n_reads: SecondaryMap::new(),
-            first: SecondaryMap::new(),
-            last: SecondaryMap::new(),
+            readers: SecondaryMap::new(),
             graph,
         };
         for (at, &node) in (0..).zip(order) {
@@ -99,8 +99,7 @@ impl<'a> Walk<'a> {
             res.places[node] = Some((at + 1, 0));
             for &input in &res.graph.nodes[node].inputs {
                 res.n_reads[input] += 1;
-                res.first[input].get_or_insert(node);
-                res.last[input] = Some(node);
+                res.readers[input].push(node);
             }
         }
         let params =
@@ -123,7 +122,10 @@ impl<'a> Walk<'a> {
             Op::Embedding(_) => self.embedding(node),
             Op::CeStatsGrad(_) => self.cross_entropy(node),
             Op::RmsNorm(_) | Op::LayerNorm(_) => self.residual(node),
-            Op::Quantize(_) => self.codes(node),
+            Op::Quantize(_) => {
+                self.bias_grad(node);
+                self.codes(node);
+            }
             Op::Transpose(_) => self.columns(node),
             Op::Collective(ref it) if it.kind == CollectiveKind::Slice => self.slice(node),
             _ => (),
@@ -150,6 +152,15 @@ impl<'a> Walk<'a> {
         match results.get_mut(index) {
             Some(slot) => *slot = value,
             None => results.push(value),
+        }
+    }
+
+    /// Lets `maker` make `value` as one more result in front of what has been result `index`.
+    fn insert(&mut self, value: Value, maker: Node, index: usize) {
+        let results = &mut self.graph.nodes[maker].results;
+        results.insert(index, value);
+        for (i, &it) in results.iter().enumerate().skip(index) {
+            self.graph.values[it].def = Def::Result { node: maker, index: i as u32 };
         }
     }
 
@@ -196,7 +207,7 @@ impl<'a> Walk<'a> {
         };
         let (x, r) = (*x, *r);
         let same = self.graph.ty(x) == self.graph.ty(sum) && self.graph.ty(r) == self.graph.ty(sum);
-        if !same || self.first[sum] != Some(node) {
+        if !same || self.readers[sum].first() != Some(&node) {
             return;
         }
         match &mut self.graph.nodes[node].op {
@@ -231,7 +242,10 @@ impl<'a> Walk<'a> {
         // Where rows are not kept for the backward pass, it quantizes again for columns.
         let rows = self.n_reads[codes] > 0;
         quantize.copies = if rows { Copies::Both } else { Copies::Columns };
-        self.hand_over(result, maker, usize::from(rows));
+        match rows {
+            true => self.insert(result, maker, 1),
+            false => self.hand_over(result, maker, 0),
+        }
         self.remove(node);
     }
 

@@ -432,7 +432,7 @@ fn following(section: Section) -> Section {
 
 /// The op that makes rows.
 fn quantize(spec: QuantSpec) -> ops::Quantize {
-    ops::Quantize { to: fp8(spec.format), copies: Copies::Rows, pieces: Vec::new() }
+    ops::Quantize::new(fp8(spec.format), Copies::Rows)
 }
 
 /// The element type of codes of a format, which is one of FP8.

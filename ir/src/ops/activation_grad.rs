@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    ActivationKind, Amaxes, Codes, Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values,
+    ActivationKind, Amaxes, Codes, Factors, LocalCx, OpDef, Real, Sample, Sums, TypeError, Types, Values,
     View, ViewMut, is_default, same_shape,
 };
 use crate::types::{DType, TensorType};
@@ -20,12 +20,16 @@ pub struct ActivationGrad {
     /// Gives the result as codes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub codes: Codes,
+    /// Also returns the sum of the result.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub sums: Sums,
 }
 
 impl ActivationGrad {
     /// With one result, in the type of `x`.
     pub fn new(kind: ActivationKind) -> ActivationGrad {
-        ActivationGrad { kind, amax: Amaxes::default(), codes: Codes::default() }
+        let (amax, codes, sums) = Default::default();
+        ActivationGrad { kind, amax, codes, sums }
     }
 }
 
@@ -33,12 +37,14 @@ impl OpDef for ActivationGrad {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         let inputs = self.codes.check(inputs, 2)?;
         same_shape(inputs[0], inputs[1])?;
-        self.amax.infer(self.codes.infer(smallvec![inputs[1].clone()])?)
+        let own = self.codes.infer(smallvec![inputs[1].clone()])?;
+        self.sums.infer(inputs, 1, self.amax.infer(own)?)
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        let own = Factors::new("*, * -> *", self.codes.own(inputs), self.amax.own(results));
-        self.amax.factors(self.codes.factors(own))
+        let own = self.amax.own(self.sums.before(results));
+        let own = Factors::new("*, * -> *", self.codes.own(inputs), own);
+        self.sums.factors(self.amax.factors(self.codes.factors(own)))
     }
 
     fn reference<T: Real>(
@@ -47,12 +53,14 @@ impl OpDef for ActivationGrad {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
+        let (results, sums) = self.sums.split(results);
         let (results, amaxes) = self.amax.split(results);
         let operands = inputs[0].data.iter().zip(inputs[1].data);
         for (out, (&dy, &x)) in results[0].data.iter_mut().zip(operands) {
             *out = dy * self.kind.slope(x);
         }
         self.amax.reference(results, amaxes);
+        self.sums.reference(results, sums);
         self.codes.reference(inputs, results);
     }
 
@@ -61,7 +69,7 @@ impl OpDef for ActivationGrad {
     }
 
     fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
-        let amax = self.amax.localize(results)?;
+        let amax = self.amax.localize(self.sums.before(results))?;
         Some(ActivationGrad { amax, ..self.clone() }.into())
     }
 
@@ -75,10 +83,13 @@ impl OpDef for ActivationGrad {
         let plain = ActivationGrad::new(ActivationKind::Gelu);
         let amaxes = |pieces| Amaxes { of: vec![0], pieces };
         let codes = Codes { of: vec![(0, DType::E4M3)] };
+        let sums = Sums { of: vec![(0, DType::F32)] };
         let fused = [
             ActivationGrad { amax: amaxes(vec![(0, 2)]), ..plain.clone() },
             ActivationGrad { codes: codes.clone(), ..plain.clone() },
-            ActivationGrad { amax: amaxes(vec![]), codes, ..plain },
+            ActivationGrad { amax: amaxes(vec![]), codes: codes.clone(), ..plain.clone() },
+            ActivationGrad { amax: amaxes(vec![(0, 2)]), sums: sums.clone(), ..plain.clone() },
+            ActivationGrad { amax: amaxes(vec![]), codes, sums, ..plain },
         ];
         ActivationKind::ALL.map(ActivationGrad::new).into_iter().chain(fused).map(sample).collect()
     }

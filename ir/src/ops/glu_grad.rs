@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Amaxes, Codes, Factors, GluKind, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View,
+    Amaxes, Codes, Factors, GluKind, LocalCx, OpDef, Real, Sample, Sums, TypeError, Types, Values, View,
     ViewMut, is_default, same_shape, same_type,
 };
 use crate::types::{DType, TensorType};
@@ -26,12 +26,16 @@ pub struct GluGrad {
     /// Gives results as codes.
     #[serde(default, skip_serializing_if = "is_default")]
     pub codes: Codes,
+    /// Also returns sums of results.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub sums: Sums,
 }
 
 impl GluGrad {
     /// The gradients and nothing else, in the types of the operands.
     pub fn new(kind: GluKind) -> GluGrad {
-        GluGrad { kind, recompute: false, amax: Amaxes::default(), codes: Codes::default() }
+        let (amax, codes, sums) = Default::default();
+        GluGrad { kind, recompute: false, amax, codes, sums }
     }
 }
 
@@ -46,13 +50,14 @@ impl OpDef for GluGrad {
             same_type(inputs, 2)?;
             res.push(inputs[1].clone());
         }
-        self.amax.infer(self.codes.infer(res)?)
+        self.sums.infer(inputs, res.len(), self.amax.infer(self.codes.infer(res)?)?)
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
         let text = if self.recompute { "*, *, * -> *, *, *" } else { "*, *, * -> *, *" };
-        let own = Factors::new(text, self.codes.own(inputs), self.amax.own(results));
-        self.amax.factors(self.codes.factors(own))
+        let own = self.amax.own(self.sums.before(results));
+        let own = Factors::new(text, self.codes.own(inputs), own);
+        self.sums.factors(self.amax.factors(self.codes.factors(own)))
     }
 
     fn reference<T: Real>(
@@ -62,6 +67,7 @@ impl OpDef for GluGrad {
         _cx: &LocalCx<'_>,
     ) {
         let [dy, gate, up] = self.codes.own(inputs) else { unreachable!("three operands") };
+        let (results, sums) = self.sums.split(results);
         let (results, amaxes) = self.amax.split(results);
         let (grads, again) = results.split_at_mut(2);
         let [dgate, dup] = grads else { unreachable!("two gradients") };
@@ -78,6 +84,7 @@ impl OpDef for GluGrad {
             }
         }
         self.amax.reference(results, amaxes);
+        self.sums.reference(results, sums);
         self.codes.reference(inputs, results);
     }
 
@@ -91,7 +98,7 @@ impl OpDef for GluGrad {
     }
 
     fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
-        let amax = self.amax.localize(results)?;
+        let amax = self.amax.localize(self.sums.before(results))?;
         Some(GluGrad { amax, ..self.clone() }.into())
     }
 
@@ -108,6 +115,7 @@ impl OpDef for GluGrad {
         let swiglu = |recompute, amax| GluGrad { recompute, amax, ..GluGrad::new(GluKind::Swiglu) };
         let codes = |of: &[(usize, DType)]| Codes { of: of.to_vec() };
         let (e4m3, e5m2) = (DType::E4M3, DType::E5M2);
+        let sums = |of: &[usize]| Sums { of: of.iter().map(|&it| (it, DType::F32)).collect() };
         let fused = [
             swiglu(false, amaxes(&[1], vec![])),
             swiglu(false, amaxes(&[0, 1], vec![(1, 2)])),
@@ -120,6 +128,17 @@ impl OpDef for GluGrad {
             GluGrad {
                 codes: codes(&[(2, e4m3), (0, e4m3), (1, e5m2)]),
                 ..swiglu(true, amaxes(&[0, 1], vec![]))
+            },
+            GluGrad { sums: sums(&[0, 1]), ..swiglu(true, amaxes(&[0, 1], vec![(1, 2)])) },
+            GluGrad {
+                codes: codes(&[(1, e5m2), (0, e5m2)]),
+                sums: sums(&[1, 0]),
+                ..swiglu(false, amaxes(&[0, 1], vec![]))
+            },
+            GluGrad {
+                codes: codes(&[(1, e5m2)]),
+                sums: sums(&[1]),
+                ..swiglu(true, amaxes(&[1], vec![]))
             },
         ];
         [false, true].into_iter().flat_map(plain).chain(fused).map(sample).collect()

@@ -18,6 +18,16 @@ pub struct SumLeading {
     pub out: Option<DType>,
 }
 
+/// The sum of rows of the length of `out`.
+pub(crate) fn sum_rows<T: Real>(x: &[T], out: &mut [T]) {
+    out.fill(T::zero());
+    for row in x.chunks_exact(out.len().max(1)) {
+        for (out, &x) in out.iter_mut().zip(row) {
+            *out += x;
+        }
+    }
+}
+
 impl OpDef for SumLeading {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
@@ -36,13 +46,7 @@ impl OpDef for SumLeading {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
-        let out = &mut *results[0].data;
-        out.fill(T::zero());
-        for row in inputs[0].data.chunks_exact(inputs[0].last().max(1)) {
-            for (out, &x) in out.iter_mut().zip(row) {
-                *out += x;
-            }
-        }
+        sum_rows(inputs[0].data, results[0].data);
     }
 
     fn samples() -> Vec<Sample> {

@@ -33,8 +33,9 @@ pub(super) fn places(
     call: &OpCall<'_>,
     amaxes: &Amaxes,
 ) -> Result<Vec<Option<usize>>, Unsupported> {
-    let n_own = amaxes.own(call.results).len();
-    if call.results[n_own..].iter().any(|it| elements(it) != 1) {
+    let results = call.op.sums().before(call.results);
+    let n_own = amaxes.own(results).len();
+    if results[n_own..].iter().any(|it| elements(it) != 1) {
         return Err(Unsupported::new(call, "it takes one amax of a result"));
     }
     let place = |of: usize| amaxes.of.iter().position(|&it| it == of).map(|it| n_own + it);
@@ -49,6 +50,7 @@ pub(super) fn scales(call: &OpCall<'_>, codes: &Codes, n_own: usize) -> impl Ite
 
 /// Zeroes what a kernel raises to an amax.
 pub(super) fn zeroed(call: &OpCall<'_>, amaxes: &Amaxes) -> impl Iterator<Item = Work> {
-    let n_own = amaxes.own(call.results).len();
-    (n_own..call.results.len()).map(|it| zeros(it, &call.results[it]))
+    let results = call.op.sums().before(call.results);
+    let n_own = amaxes.own(results).len();
+    (n_own..results.len()).map(|it| zeros(it, &call.results[it]))
 }

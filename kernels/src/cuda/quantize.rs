@@ -1,4 +1,5 @@
-//! Launch for `quantize`: one for all tensors of a batch, or for the pieces of one.
+//! Launch for `quantize`: one for all tensors of a batch, or for the pieces of one. Where columns are summed, it is of
+//! one tensor, and squares leave sums of their rows, which are added up.
 //!
 //! ```text
 //! table   6 words for each tensor: x, scale, rows, columns (0 where there are none), sizes of both
@@ -6,14 +7,17 @@
 //!         unless there is one tensor only
 //! ```
 
+use ir::DType;
 use ir::Op;
 use ir::ops::Quantize;
 
+use crate::cuda::fill::zeros;
 use crate::cuda::launch::{
     arg, blocks, elements, grid, launch, null, program, result, rows, size, sized, typed,
 };
 use crate::cuda::optimizer::chunks;
 use crate::cuda::pieces::{dims, words};
+use crate::cuda::sum_leading::Columns;
 use crate::cuda::{Arg, Function, OpCall, Pointer, Program, Unsupported, Word};
 
 /// Rows and columns of a square; `SIDE` of `codes.cuh`.
@@ -33,34 +37,66 @@ pub(super) fn squares(n_rows: u64, n_columns: u64) -> u64 {
 pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
     let call = &calls[0];
     let Op::Quantize(op) = call.op else { return Err(Unsupported::new(call, "it has none")) };
-    let function = |entry| Function {
-        source: "quantize.cu",
-        defines: vec![typed("X", call.args[0].dtype), typed("CODE", op.to), aligned(calls)],
-        entry,
-    };
-    if elements(&call.args[1]) != 1 {
-        return Ok(pieces(call, op, function("quantize_pieces")));
+    let n_copies = op.sums.before(call.results).len();
+    let sum = call.results.get(n_copies);
+    if let Some(sum) = sum.filter(|_| elements(&call.args[0]) == 0) {
+        return Ok(program([zeros(n_copies, sum)]));
     }
+    let (mut res, columns) = match elements(&call.args[1]) {
+        1 => tensors(calls, op)?,
+        _ => pieces(call, op),
+    };
+    if let Some(sum) = sum {
+        columns.sum(Pointer::Result(n_copies as u32), sum.dtype, &mut res);
+    }
+    Ok(res)
+}
+
+fn function(calls: &[OpCall<'_>], op: &Quantize, entry: &'static str) -> Function {
+    let defines = vec![
+        typed("X", calls[0].args[0].dtype),
+        typed("CODE", op.to),
+        aligned(calls),
+        sized("SUM", (!op.sums.is_none()).into()),
+    ];
+    Function { source: "quantize.cu", defines, entry }
+}
+
+/// One scale each; and the sums of each row of squares, if that is asked for.
+fn tensors(calls: &[OpCall<'_>], op: &Quantize) -> Result<(Program, Columns), Unsupported> {
+    let call = &calls[0];
+    let (n_rows, columns) = rows(&call.args[0]);
+    let at = Pointer::Workspace(0);
+    let parts = Columns { at, dtype: DType::F32, rows: n_rows.div_ceil(SIDE), columns };
     let mut table: Vec<Word> =
         calls.iter().enumerate().flat_map(|(i, it)| matrix(i, it, op)).collect();
-    let list: Vec<Word> = match op.copies.columns() {
+    let is_summed = !op.sums.is_none();
+    let in_squares = op.copies.columns() || is_summed;
+    let list: Vec<Word> = match in_squares {
         true => calls.iter().enumerate().flat_map(|(i, it)| squares_of(i, it)).collect(),
         false => chunks(calls).collect(),
     };
     let n = list.len() as u64;
     if n == 0 {
-        return Ok(Program::default());
+        return Ok((Program::default(), parts));
     }
-    let alone = op.copies.columns() && calls.len() == 1;
+    let alone = in_squares && calls.len() == 1;
     let list_at =
         if alone { null() } else { Arg::Pointer(Pointer::Table((WORDS * calls.len()) as u32)) };
     if !alone {
         table.extend(list);
     }
-    let entry = if op.copies.columns() { "quantize_squares" } else { "quantize_rows" };
-    let args = vec![Arg::Pointer(Pointer::Table(0)), list_at];
-    let work = launch(function(entry), grid(call, n)?, BLOCK, args);
-    Ok(Program { table, ..program([work]) })
+    let mut args = vec![Arg::Pointer(Pointer::Table(0)), list_at];
+    let entry = match in_squares {
+        true => {
+            args.push(if is_summed { Arg::Pointer(at) } else { null() });
+            "quantize_squares"
+        }
+        false => "quantize_rows",
+    };
+    let work = launch(function(calls, op, entry), grid(call, n)?, BLOCK, args);
+    let workspace = if is_summed { parts.bytes() } else { 0 };
+    Ok((Program { table, workspace, ..program([work]) }, parts))
 }
 
 /// The macro that says whether rows of all tensors are whole vectors.
@@ -82,7 +118,7 @@ fn matrix(index: usize, call: &OpCall<'_>, op: &Quantize) -> [Word; WORDS] {
         Word::Pointer(Pointer::Arg(first_arg)),
         Word::Pointer(Pointer::Arg(first_arg + 1)),
         copy(op.copies.rows(), first),
-        copy(op.copies.columns(), first + n_results - 1),
+        copy(op.copies.columns(), first + op.sums.before(call.results).len() as u32 - 1),
         Word::Value(n_rows),
         Word::Value(n_columns),
     ]
@@ -94,8 +130,8 @@ pub(super) fn squares_of(index: usize, call: &OpCall<'_>) -> impl Iterator<Item 
     (0..squares(n_rows, n_columns)).map(move |it| Word::Value(index as u64 | it << 32))
 }
 
-/// Several scales.
-fn pieces(call: &OpCall<'_>, op: &Quantize, function: Function) -> Program {
+/// Several scales; columns are summed as they are.
+fn pieces(call: &OpCall<'_>, op: &Quantize) -> (Program, Columns) {
     let dims = dims(&call.args[0].shape, &call.args[1].shape, &op.pieces);
     let (n_rows, n_columns) = rows(&call.args[0]);
     let copy = |there: bool, at: usize| if there { result(at) } else { null() };
@@ -103,12 +139,20 @@ fn pieces(call: &OpCall<'_>, op: &Quantize, function: Function) -> Program {
         arg(0),
         arg(1),
         copy(op.copies.rows(), 0),
-        copy(op.copies.columns(), call.results.len() - 1),
+        copy(op.copies.columns(), op.sums.before(call.results).len() - 1),
         size(n_rows),
         size(n_columns),
         Arg::Pointer(Pointer::Table(0)),
         Arg::I32(dims.len() as i32),
     ];
     let grid = [blocks(n_rows * n_columns, BLOCK.into()), 1, 1];
-    Program { table: words(&dims).collect(), ..program([launch(function, grid, BLOCK, args)]) }
+    let function = function(std::slice::from_ref(call), op, "quantize_pieces");
+    let work = launch(function, grid, BLOCK, args);
+    let x = Columns {
+        at: Pointer::Arg(0),
+        dtype: call.args[0].dtype,
+        rows: n_rows,
+        columns: n_columns,
+    };
+    (Program { table: words(&dims).collect(), ..program([work]) }, x)
 }

@@ -52,6 +52,11 @@ impl Columns {
         program.work.push(second.launch(1, to, dtype));
     }
 
+    /// Bytes of its memory.
+    pub(super) fn bytes(&self) -> u64 {
+        (self.rows * self.columns * self.dtype.bytes()).next_multiple_of(256)
+    }
+
     /// Columns of a thread: a vector where all lanes of a warp still have work.
     fn vector(&self) -> u64 {
         let whole = 16 / self.dtype.bytes();

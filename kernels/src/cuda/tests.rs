@@ -677,7 +677,7 @@ fn large_products_that_the_library_does_not_take_are_refused() {
 #[test]
 fn codes_with_columns_are_made_of_squares() {
     let make = |copies, shape: &[u64]| {
-        let op = Quantize { to: DType::E4M3, copies, pieces: vec![] };
+        let op = Quantize::new(DType::E4M3, copies);
         lowered(&Sample::floats(op, &[shape, &[]]))
     };
     // 3 x 2 squares of [300, 200].
@@ -698,7 +698,7 @@ fn codes_with_columns_are_made_of_squares() {
 /// Weights are quantized together, each with its own squares.
 #[test]
 fn one_launch_quantizes_many_tensors() {
-    let op: Op = Quantize { to: DType::E4M3, copies: Copies::Both, pieces: vec![] }.into();
+    let op: Op = Quantize::new(DType::E4M3, Copies::Both).into();
     let operand = |dtype, shape: &[usize]| Operand { dtype, shape: SmallVec::from_slice(shape) };
     let operands = [[129, 5], [1, 128]].map(|shape| {
         let args = [operand(DType::Bf16, &shape), operand(DType::F32, &[])];
@@ -718,7 +718,8 @@ fn one_launch_quantizes_many_tensors() {
 #[test]
 fn tensors_with_several_scales_are_not_batched() {
     let amax: Op = Amax { pieces: vec![(0, 2)] }.into();
-    let quantize: Op = Quantize { to: DType::E4M3, copies: Copies::Rows, pieces: vec![0] }.into();
+    let quantize: Op =
+        Quantize { pieces: vec![0], ..Quantize::new(DType::E4M3, Copies::Rows) }.into();
     for (n, batched) in [(1, true), (2, false)] {
         let operand = |dtype, n| Operand { dtype, shape: SmallVec::from_slice(&[n]) };
         let (x, scale) = (operand(DType::Bf16, 8), operand(DType::F32, n));

@@ -24,7 +24,7 @@ impl Walk<'_> {
         }
         let Some((maker, of)) = self.maker(x, node) else { return };
         let data = &mut self.graph.nodes[maker];
-        let index = data.results.len();
+        let index = data.op.sums().before(&data.results).len();
         let is_observed = of < n_observed(&data.op);
         let Some(amaxes) = data.op.amaxes_mut() else { return };
         let joins = amaxes.is_none() || amaxes.pieces == pieces;
@@ -34,7 +34,7 @@ impl Walk<'_> {
         amaxes.of.push(of);
         amaxes.pieces = pieces;
         self.n_reads[x] -= 1;
-        self.hand_over(result, maker, index);
+        self.insert(result, maker, index);
         self.remove(node);
     }
 }

@@ -26,11 +26,15 @@ type Observer = (Node, SmallVec<[Value; 2]>);
 impl Walk<'_> {
     pub(super) fn codes(&mut self, node: Node) {
         let data = &self.graph.nodes[node];
-        let Op::Quantize(Quantize { to, copies: Copies::Rows, .. }) = data.op else { return };
-        let (x, scale, result) = (data.inputs[0], data.inputs[1], data.results[0]);
+        let Op::Quantize(Quantize { to, copies: Copies::Rows, ref sums, .. }) = data.op else {
+            return;
+        };
+        let (x, scale, results) = (data.inputs[0], data.inputs[1], data.results.clone());
+        let sum = sums.of.first().map(|it| it.1);
         let Some((maker, of)) = self.maker(x, node) else { return };
-        let op = &self.graph.nodes[maker].op;
-        if of >= n_observed(op) || op.codes().is_none() {
+        let op = &mut self.graph.nodes[maker].op;
+        let sums = sum.is_none() || op.sums_mut().is_some();
+        if of >= n_observed(op) || op.codes().is_none() || !sums {
             return;
         }
         let Some(scale_first) = self.scale_before(scale, maker) else { return };
@@ -50,7 +54,12 @@ impl Walk<'_> {
         codes.of.push((of, to));
         data.inputs.push(scale);
         self.n_reads[x] -= 1;
-        self.hand_over(result, maker, of);
+        self.hand_over(results[0], maker, of);
+        if let (Some(to), Some(sums)) = (sum, self.graph.nodes[maker].op.sums_mut()) {
+            sums.of.push((of, to));
+            let index = self.graph.nodes[maker].results.len();
+            self.hand_over(results[1], maker, index);
+        }
         self.remove(node);
     }
 
@@ -73,8 +82,7 @@ impl Walk<'_> {
         if self.n_reads[x] == 1 {
             return Some(None);
         }
-        let mut readers = [self.first[x], self.last[x]].into_iter().flatten();
-        let amax = readers.find(|&it| it != node)?;
+        let amax = *self.readers[x].iter().find(|&&it| it != node)?;
         let data = &self.graph.nodes[amax];
         if self.n_reads[x] != 2 || !matches!(data.op, Op::Amax(_)) {
             return None;
@@ -83,7 +91,7 @@ impl Walk<'_> {
         let mut value = data.results[0];
         loop {
             values.push(value);
-            let reader = self.last[value].filter(|_| self.n_reads[value] == 1)?;
+            let reader = *self.readers[value].last().filter(|_| self.n_reads[value] == 1)?;
             let data = &self.graph.nodes[reader];
             match data.op {
                 Op::DelayedUpdate(_) => return Some(Some((amax, values))),

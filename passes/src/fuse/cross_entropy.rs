@@ -74,7 +74,7 @@ impl Walk<'_> {
         let &[of_sumexp, target] = &stats_data.results[..] else { return None };
         let max = graph.producer(m)?;
         let Op::CeMax(_) = graph.nodes[max].op else { return None };
-        let loss = self.last[target]?;
+        let loss = *self.readers[target].last()?;
         let loss_data = &graph.nodes[loss];
         let Op::CeLoss(loss_op) = &loss_data.op else { return None };
 

@@ -39,13 +39,13 @@ impl Walk<'_> {
             Op::LayerNormGrad(_) => {
                 index > 0 && data.results[1..].iter().all(|&it| it == value || self.is_widened(it))
             }
-            _ => false,
+            op => index >= op.sums().before(&data.results).len(),
         }
     }
 
     /// Whether nothing but a cast to f32 reads `value`, if anything does.
     fn is_widened(&self, value: Value) -> bool {
-        let reader = self.last[value].map(|it| &self.graph.nodes[it].op);
+        let reader = self.readers[value].last().map(|&it| &self.graph.nodes[it].op);
         match self.n_reads[value] {
             0 => true,
             1 => matches!(reader, Some(Op::Cast(Cast { to: DType::F32 }))),
@@ -84,7 +84,13 @@ impl Walk<'_> {
                 self.graph.values[dw].ty.dtype = DType::F32;
                 self.graph.values[db].ty.dtype = DType::F32;
             }
-            _ => (),
+            op => {
+                let n = op.sums().before(&data.results).len();
+                let sum = data.results[n..].iter().position(|&it| it == value);
+                if let (Some(sum), Some(sums)) = (sum, op.sums_mut()) {
+                    sums.of[sum].1 = DType::F32;
+                }
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use ir::ops::{
     BiasAdd, Cast, CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, Codes, CrossEntropy, Dropout,
     Embedding, EmbeddingGrad, Glu, GluGrad, GluKind, LayerNorm, LayerNormGrad, LocalBound, Matmul,
     Mul, Number, Op, OpKind, RmsNorm, RmsNormGrad, Rope, Sample, SampleInput, Scale, Sgd,
-    SumLeading, SumSquares, Tensor, Transpose, Values, apply,
+    SumLeading, SumSquares, Sums, Tensor, Transpose, Values, apply,
 };
 use ir::{DType, TensorType};
 
@@ -81,6 +81,7 @@ pub(super) fn cases() -> Vec<Case> {
     let samples = samples.flat_map(in_both);
     let larger = [
         elementwise(),
+        summed(),
         norms(),
         rows(),
         rope(),
@@ -195,7 +196,11 @@ fn elementwise() -> Vec<Case> {
             for (of, made) in WAYS {
                 let (amax, codes) = (amaxes(of), codes(made));
                 let op = Activation { amax, codes, ..Activation::new(kind) };
-                let grad = ActivationGrad { amax: op.amax.clone(), codes: op.codes.clone(), kind };
+                let grad = ActivationGrad {
+                    amax: op.amax.clone(),
+                    codes: op.codes.clone(),
+                    ..ActivationGrad::new(kind)
+                };
                 res.extend(floats(op, &[one]));
                 res.extend(floats(grad, &[one, one]));
             }
@@ -214,6 +219,35 @@ fn elementwise() -> Vec<Case> {
         let mut case = res[i].clone();
         case.calls[0].bounds = Some(bounds.to_vec());
         res.push(case);
+    }
+    res
+}
+
+/// Gradients that sum what they make, whose kernels take rows of whole vectors, or of none.
+fn summed() -> Vec<Case> {
+    let mut res = Vec::new();
+    let shapes: [&[u64]; 5] = [&[1, 1], &[2, 37, 1001], &[1000, 517], &[3, 43, 264], &[ROWS, 4096]];
+    for (shape, dtype) in
+        shapes.into_iter().flat_map(|it| [DType::F32, DType::Bf16].map(|dtype| (it, dtype)))
+    {
+        let sums = |of: &[usize]| Sums { of: of.iter().map(|&it| (it, dtype)).collect() };
+        for (of, made) in WAYS {
+            let (amax, codes, sums) = (amaxes(of), codes(made), sums(&[0]));
+            let op =
+                ActivationGrad { amax, codes, sums, ..ActivationGrad::new(ActivationKind::Gelu) };
+            res.extend(floats(op, &[shape, shape]));
+        }
+        let e5m2 = |of: &[usize]| -> Vec<_> { of.iter().map(|&it| (it, DType::E5M2)).collect() };
+        for (recompute, of, made, summed) in [
+            (false, &[][..], &[][..], &[1][..]),
+            (false, &[1, 0], &[1, 0], &[1, 0]),
+            (true, &[0], &[0], &[0]),
+            (true, &[0, 1], &[0, 1], &[0, 1]),
+        ] {
+            let (amax, codes, sums) = (amaxes(of), codes(&e5m2(made)), sums(summed));
+            let op = GluGrad { recompute, amax, codes, sums, ..GluGrad::new(GluKind::Swiglu) };
+            res.extend(floats(op, &[shape, shape, shape]));
+        }
     }
     res
 }

@@ -4,7 +4,7 @@ use ir::DType;
 use ir::ops::{
     Along, Amax, Concat, Copies, DelayedScale, DelayedUpdate, Fill, Granule, Hadamard, LocalBound,
     Op, PadDim, QuantMatmul, QuantScale, Quantize, QuantizeBlock, RoundMx, RoundNvFp4, Sample,
-    SliceDim, Transpose, Values,
+    SliceDim, Sums, Transpose, Values,
 };
 use ir::quant::AmaxAlgo;
 
@@ -132,11 +132,22 @@ fn quantize() -> Vec<Case> {
     let mut res = Vec::new();
     for to in FORMATS {
         for copies in [Copies::Rows, Copies::Columns, Copies::Both] {
-            let make = |shape: &[u64], scale: &[u64], pieces: &[usize]| {
-                let op = Quantize { to, copies, pieces: pieces.to_vec() };
-                let sample = Sample::floats(op, &[shape, scale]).fill(1, Values::Positive);
-                in_both(sample).into_iter().map(|it| it.holding(0, Content::Wide))
+            let plain = |shape: &[u64], scale: &[u64], pieces: &[usize], sums| {
+                let pieces = pieces.to_vec();
+                let op = Quantize { pieces, sums, ..Quantize::new(to, copies) };
+                in_both(Sample::floats(op, &[shape, scale]).fill(1, Values::Positive))
             };
+            let make = |shape: &[u64], scale: &[u64], pieces: &[usize]| {
+                let some = plain(shape, scale, pieces, Sums::default());
+                some.into_iter().map(|it| it.holding(0, Content::Wide))
+            };
+            for sum in [DType::F32, DType::Bf16] {
+                let sums = || Sums { of: vec![(0, sum)] };
+                res.extend(shapes.iter().flat_map(|it| plain(it, &[], &[], sums())));
+                // More rows of squares than one block adds up; several scales.
+                res.extend(plain(&[70_001, 40], &[], &[], sums()));
+                res.extend(plain(&[36, 5, 22], &[4, 2], &[0, 2], sums()));
+            }
             let some: Vec<Case> = shapes.iter().flat_map(|it| make(it, &[], &[])).collect();
             res.extend(batches(&some));
             res.extend(some);
