@@ -3,7 +3,7 @@
 use ir::TensorType;
 use ir::ops::{
     Along, Amax, Amaxes, BoundAt, Copies, GluGrad, GluKind, Granule, Matmul, OpKind, QuantMatmul,
-    Quantize, QuantizeBlock, RmsNormGrad, Rope, RoundNvFp4, Sample, SumLeading,
+    Quantize, QuantizeBlock, RmsNormGrad, Rope, RoundNvFp4, Sample, SumLeading, Sums,
 };
 
 use super::*;
@@ -695,6 +695,45 @@ fn codes_with_columns_are_made_of_squares() {
     assert_eq!(program.table[2..4], [Word::Pointer(Pointer::Result(0)), Word::Value(0)]);
 }
 
+/// Each row of squares leaves a row of sums, which a second launch adds up.
+#[test]
+fn codes_with_a_sum_are_made_of_squares() {
+    let sums = Sums { of: vec![(0, DType::Bf16)] };
+    let op = Quantize { sums, ..Quantize::new(DType::E5M2, Copies::Rows) };
+    let program = lowered(&Sample::floats(op.clone(), &[&[3, 100, 200], &[]]));
+    let [Work::Launch(codes), Work::Launch(sum)] = program.work.as_slice() else {
+        panic!("{program:?}")
+    };
+    assert_eq!((codes.function.entry, codes.grid), ("quantize_squares", [6, 1, 1]));
+    assert_eq!(program.table[2..4], [Word::Pointer(Pointer::Result(0)), Word::Value(0)]);
+    let parts = Arg::Pointer(Pointer::Workspace(0));
+    assert_eq!((codes.args[2], sum.args[1]), (parts, parts));
+    assert_eq!(sum.args[0], Arg::Pointer(Pointer::Result(1)));
+    // 3 rows of 200 sums of 4 bytes.
+    assert_eq!((sum.args[2], program.workspace), (Arg::I64(3), 2560));
+    let program = lowered(&Sample::floats(op, &[&[0, 8], &[]]));
+    assert_eq!(program.work[..], [Work::Fill { to: Pointer::Result(1), bytes: 16, value: 0 }]);
+}
+
+/// Blocks of 64 rows of 128 columns in f32; all parts of a result, then those of the next.
+#[test]
+fn gradients_of_glus_sum_what_they_make_in_parts() {
+    let sums = Sums { of: vec![(1, DType::F32), (0, DType::Bf16)] };
+    let op = GluGrad { sums, ..GluGrad::new(GluKind::Swiglu) };
+    let shape: &[u64] = &[2, 100, 256];
+    let program = lowered(&Sample::floats(op, &[shape; 3]));
+    let [Work::Launch(glu), Work::Launch(up), Work::Launch(gate)] = program.work.as_slice() else {
+        panic!("{program:?}")
+    };
+    assert_eq!((glu.function.entry, glu.grid), ("glu_grad", [2, 4, 1]));
+    assert!(glu.function.defines.contains(&"SUM=3".to_string()), "{glu:?}");
+    let to_from = |result, at| [Pointer::Result(result), Pointer::Workspace(at)].map(Arg::Pointer);
+    // 4 parts of 256 columns of 4 bytes, of the gate first.
+    assert_eq!(up.args[..2], to_from(2, 4096));
+    assert_eq!(gate.args[..2], to_from(3, 0));
+    assert_eq!((up.args[2], program.workspace), (Arg::I64(4), 8192));
+}
+
 /// Weights are quantized together, each with its own squares.
 #[test]
 fn one_launch_quantizes_many_tensors() {
@@ -714,9 +753,9 @@ fn one_launch_quantizes_many_tensors() {
     assert_eq!(program.table[12..], [0, 1 << 32, 1].map(Word::Value));
 }
 
-/// A batch has one number of each tensor, so that each has a row of the table.
+/// A batch has one number of each tensor, so that each has a row of the table, and no parts of sums.
 #[test]
-fn tensors_with_several_scales_are_not_batched() {
+fn tensors_with_several_scales_or_a_sum_are_not_batched() {
     let amax: Op = Amax { pieces: vec![(0, 2)] }.into();
     let quantize: Op =
         Quantize { pieces: vec![0], ..Quantize::new(DType::E4M3, Copies::Rows) }.into();
@@ -729,6 +768,12 @@ fn tensors_with_several_scales_are_not_batched() {
         assert_eq!(batchable(&call, &call), batched);
         let call = OpCall { op: &quantize, args: &args, results: &codes, bounds: &[] };
         assert_eq!(batchable(&call, &call), batched);
+        let Op::Quantize(mut summed) = quantize.clone() else { unreachable!("it is one") };
+        summed.sums.of.push((0, DType::F32));
+        let (summed, [codes]) = (summed.into(), codes);
+        let results = [codes, operand(DType::F32, 8)];
+        let call = OpCall { op: &summed, args: &args, results: &results, bounds: &[] };
+        assert!(!batchable(&call, &call));
     }
 }
 

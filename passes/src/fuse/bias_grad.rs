@@ -2,34 +2,56 @@
 //!
 //! ```text
 //! %db = sum_leading %dy                     %dy.codes, %db = quantize(to:e5m2,sums:(of:[(0,bf16)])) %dy, %s
+//! %db.sum = all_reduce(sum, dp) %db         %db.sum = all_reduce(sum, dp) %db
 //! %dy.codes = quantize(to:e5m2) %dy, %s
 //! ```
 //!
 //! The sum is that of what is quantized, as before; what makes `%dy` may then make the codes and sum what it computes
-//! (`codes.rs`). It must not be needed before the codes are. Scales of blocks have no such form.
+//! (`codes.rs`). What needs the sum moves behind the codes, which must not need it. Scales of blocks have no such form.
 
-use ir::{Node, Op};
+use ir::{Node, Op, Value};
 
 use super::Walk;
 
 impl Walk<'_> {
     pub(super) fn bias_grad(&mut self, node: Node) {
         let data = &self.graph.nodes[node];
-        let x = data.inputs[0];
+        let (x, index) = (data.inputs[0], data.results.len());
         let sums = |it: &&Node| matches!(self.graph.nodes[**it].op, Op::SumLeading(_));
         let Some(&sum) = self.readers[x].iter().find(sums) else { return };
-        let result = self.graph.nodes[sum].results[0];
-        let early = |it: &Node| self.places[*it].is_none_or(|it| it < self.place(node));
-        let needed = self.readers[result].first().is_some_and(early);
-        if self.graph.nodes[sum].section != data.section || needed {
+        if self.graph.nodes[sum].section != data.section {
             return;
         }
-        let (index, dtype) = (data.results.len(), self.graph.ty(result).dtype);
+        let result = self.graph.nodes[sum].results[0];
+        let Some(early) = self.needed_before(result, node) else { return };
+        let (at, _) = self.place(node);
+        for (n, it) in (1..).zip(early) {
+            self.places[it] = Some((at, n));
+        }
+        let dtype = self.graph.ty(result).dtype;
         let Op::Quantize(op) = &mut self.graph.nodes[node].op else { return };
         op.sums.of.push((0, dtype));
         self.n_reads[x] -= 1;
         self.readers[x].retain(|it| *it != sum);
         self.hand_over(result, node, index);
         self.remove(sum);
+    }
+
+    /// What in front of `node` needs `value`, directly or not, in order; `None` if `node` does itself, or another node
+    /// in place of one that is gone.
+    fn needed_before(&self, value: Value, node: Node) -> Option<Vec<Node>> {
+        let mut res = Vec::new();
+        let mut values = vec![value];
+        while let Some(value) = values.pop() {
+            for &reader in &self.readers[value] {
+                let place = self.places[reader].filter(|_| reader != node)?;
+                if place < self.place(node) && !res.contains(&(place, reader)) {
+                    res.push((place, reader));
+                    values.extend(&self.graph.nodes[reader].results);
+                }
+            }
+        }
+        res.sort();
+        Some(res.into_iter().map(|it| it.1).collect())
     }
 }
