@@ -336,7 +336,7 @@ fn without_sums(op: &Op) -> Op {
 #[test]
 fn sums_on_the_way_are_those_of_the_results() {
     let mut n_checked = BTreeMap::new();
-    for sample in samples().into_iter().filter(|it| !it.op.sums().is_none()) {
+    for sample in samples().filter(|it| !it.op.sums().is_none()) {
         let types = types(&sample);
         let types: Vec<&TensorType> = types.iter().collect();
         let operands: Vec<Tensor<f32>> =

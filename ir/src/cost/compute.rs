@@ -59,7 +59,7 @@ impl<'a> Ops<'a> {
                 if self.is_view(op, args, results) {
                     return 0.0;
                 }
-                self.launch(*stream, op.kind()) + self.op(op, args, results)
+                self.launch(*stream, op) + self.op(op, args, results)
             }
             Instruction::Copy { src, dst, .. } if self.same_memory(*src, *dst) => 0.0,
             Instruction::Copy { dst, .. } => self.target.launch.0 + self.copy(&[*dst]),
@@ -87,9 +87,11 @@ impl<'a> Ops<'a> {
     }
 
     /// Seconds of launching, if this is not part of the launch before.
-    fn launch(&mut self, stream: Stream, kind: OpKind) -> f64 {
-        let last = self.last[stream.index()].replace(kind);
-        match last == Some(kind) && is_batched(kind) {
+    fn launch(&mut self, stream: Stream, op: &Op) -> f64 {
+        // What sums columns runs alone.
+        let kind = Some(op.kind()).filter(|&it| is_batched(it) && op.sums().is_none());
+        let last = std::mem::replace(&mut self.last[stream.index()], kind);
+        match kind.is_some() && last == kind {
             true => 0.0,
             false => self.target.launch.0,
         }
