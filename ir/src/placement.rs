@@ -147,6 +147,30 @@ pub enum PlacementError {
         /// The dimension.
         dim: usize,
     },
+    /// Pieces that are to be multiples of a number that does not divide the dimension.
+    #[error(
+        "dim {dim} of {size} is cut in multiples of {granule}, which does not divide it; use a \
+         granule that does"
+    )]
+    Granule {
+        /// The dimension.
+        dim: usize,
+        /// What its pieces are to be multiples of.
+        granule: u32,
+        /// Its size.
+        size: u64,
+    },
+    /// The layout cuts in multiples of a number, which PyTorch has no word for.
+    #[error(
+        "dim {dim} is cut in multiples of {granule}, and PyTorch has no placement for that; its \
+         boxes are in the checkpoint's metadata all the same"
+    )]
+    Rounded {
+        /// The dimension.
+        dim: usize,
+        /// What its pieces are multiples of.
+        granule: u32,
+    },
     /// A reduction over no axis.
     #[error("`{op}` over no axis; leave it out or name an axis")]
     EmptyPartial {

@@ -225,12 +225,9 @@ impl Cx<'_> {
 
     fn without_fsdp(&self, storage: &Sharding) -> Sharding {
         let mut res = storage.without_partial();
+        let fsdp = self.layout.fsdp.iter().copied().collect();
         for dim in &mut res.dims {
-            let keep = |it: &placement::Digit| match it {
-                placement::Digit::Axis(axis) => !self.layout.fsdp.contains(axis),
-                placement::Digit::Block(_) => true,
-            };
-            *dim = DimLayout::new(dim.digits().iter().copied().filter(keep));
+            *dim = dim.without(fsdp);
         }
         res
     }

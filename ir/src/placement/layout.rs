@@ -6,6 +6,13 @@
 //! ```text
 //! 250 rows over tp=4, as [tp] or as [tp_kv.tp_rep]  ->  63 63 63 61
 //! ```
+//!
+//! A granule keeps numbers together that must not be parted, such as a block that has one scale:
+//!
+//! ```text
+//! 1280 rows over dp=4, as [dp]      ->  320 320 320 320
+//! 1280 rows over dp=4, as [dp%128]  ->  384 384 384 128
+//! ```
 
 use smallvec::SmallVec;
 
@@ -22,9 +29,20 @@ pub enum Digit {
 
 /// The digits of one dimension, major to minor; what they leave over is local.
 ///
-/// Always normal: no block of 1, no two blocks next to each other, no block at the end.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
-pub struct DimLayout(SmallVec<[Digit; 2]>);
+/// Always normal: no block of 1, no two blocks next to each other, no block at the end, and no
+/// granule where nothing is cut.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DimLayout {
+    digits: SmallVec<[Digit; 2]>,
+    /// Pieces are rounded up to a multiple of this.
+    granule: u32,
+}
+
+impl Default for DimLayout {
+    fn default() -> DimLayout {
+        DimLayout { digits: SmallVec::new(), granule: 1 }
+    }
+}
 
 /// A contiguous range of global indices: its start and its length.
 pub type Run = (u64, u64);
@@ -36,6 +54,7 @@ pub type Runs = SmallVec<[Run; 2]>;
 struct Cut<'a> {
     digits: &'a [Digit],
     width: u64,
+    granule: u64,
 }
 
 impl Cut<'_> {
@@ -51,9 +70,22 @@ impl Cut<'_> {
 
     /// The piece `index` of the range `0..len`.
     fn piece(&self, len: u64, index: u64) -> Run {
-        let piece = len.div_ceil(self.width);
+        let piece = self.size(len);
         let start = len.min(index * piece);
         (start, piece.min(len - start))
+    }
+
+    /// How long a full piece of `0..len` is.
+    fn size(&self, len: u64) -> u64 {
+        len.div_ceil(self.width).next_multiple_of(self.granule)
+    }
+
+    /// The pieces of `0..len`: length and number of the full ones, length of the last.
+    fn pieces(&self, len: u64) -> ((u64, u64), u64) {
+        match self.size(len) {
+            0 => ((0, 0), 0),
+            piece => ((piece, len / piece), len % piece),
+        }
     }
 }
 
@@ -76,27 +108,40 @@ impl DimLayout {
         while let Some(Digit::Block(_)) = res.last() {
             res.pop();
         }
-        DimLayout(res)
+        DimLayout { digits: res, granule: 1 }
     }
 
     /// The layout cut over these axes, major to minor.
     pub fn over(axes: impl IntoIterator<Item = Axis>) -> DimLayout {
-        DimLayout(axes.into_iter().map(Digit::Axis).collect())
+        DimLayout { digits: axes.into_iter().map(Digit::Axis).collect(), granule: 1 }
+    }
+
+    /// The same digits, whose pieces are multiples of `granule` from here on; it must divide the
+    /// dimension.
+    #[must_use]
+    pub fn in_granules(mut self, granule: u32) -> DimLayout {
+        self.granule = if self.is_whole() { 1 } else { granule };
+        self
+    }
+
+    /// Pieces are rounded up to a multiple of this; 1 if they are not rounded.
+    pub fn granule(&self) -> u32 {
+        self.granule
     }
 
     /// The digits, major to minor.
     pub fn digits(&self) -> &[Digit] {
-        &self.0
+        &self.digits
     }
 
     /// Whether nothing cuts it.
     pub fn is_whole(&self) -> bool {
-        self.0.is_empty()
+        self.digits.is_empty()
     }
 
     /// The axes that cut it, in digit order.
     pub fn axes(&self) -> impl DoubleEndedIterator<Item = Axis> + '_ {
-        self.0.iter().filter_map(|it| match *it {
+        self.digits.iter().filter_map(|it| match *it {
             Digit::Axis(axis) => Some(axis),
             Digit::Block(_) => None,
         })
@@ -109,24 +154,25 @@ impl DimLayout {
 
     /// Whether every coordinate holds one contiguous range: it has no blocks.
     pub fn is_contiguous(&self) -> bool {
-        self.0.iter().all(|it| matches!(it, Digit::Axis(_)))
+        self.digits.iter().all(|it| matches!(it, Digit::Axis(_)))
     }
 
-    /// Whether every cut of a dimension of `size` gives equal pieces.
+    /// Whether every cut of a dimension of `size` gives equal pieces, of whole granules.
     pub fn divides(&self, size: u64, mesh: &Mesh) -> bool {
-        let mut rest = size;
-        self.0.iter().all(|&digit| {
-            let even = rest.is_multiple_of(width(digit, mesh));
-            rest /= width(digit, mesh).max(1);
-            even
-        })
+        let mut rest = size / self.unit();
+        size.is_multiple_of(self.unit())
+            && self.digits.iter().all(|&digit| {
+                let even = rest.is_multiple_of(width(digit, mesh));
+                rest /= width(digit, mesh).max(1);
+                even
+            })
     }
 
     /// The most that any coordinate holds of a dimension of `size`.
     pub fn local_size(&self, size: u64, mesh: &Mesh) -> u64 {
         let cuts = self.cuts(mesh);
         if self.is_contiguous() {
-            return cuts.iter().fold(size, |rest, it| rest.div_ceil(it.width));
+            return cuts.iter().fold(size, |rest, it| it.size(rest).min(rest));
         }
         if self.divides(size, mesh) {
             return size / self.axes().map(|it| u64::from(mesh.size(it))).product::<u64>();
@@ -174,7 +220,8 @@ impl DimLayout {
 
     /// The layout of the dimension that `(a b ..)` in einops notation makes of these dimensions.
     ///
-    /// `None` where a dimension is cut unevenly, since its pieces are then no blocks of the result.
+    /// One of them may be cut unevenly if those behind it are whole: they are a granule then. `None`
+    /// where its pieces would be no pieces of the result.
     pub fn join(parts: &[(DimLayout, u64)], mesh: &Mesh) -> Option<DimLayout> {
         if parts.iter().all(|(layout, _)| layout.is_whole()) {
             return Some(DimLayout::whole());
@@ -183,22 +230,33 @@ impl DimLayout {
         if let Some(at) = only_one(parts.iter().map(|&(_, size)| size)) {
             let others = parts.iter().enumerate().filter(|&(i, _)| i != at);
             if others.flat_map(|(_, it)| it.0.axes()).all(|it| mesh.size(it) == 1) {
-                return Some(DimLayout::new(parts.iter().enumerate().flat_map(
-                    |(i, (layout, _))| {
-                        let keep = move |it: &&Digit| i == at || matches!(it, Digit::Axis(_));
-                        layout.0.iter().filter(keep).copied()
-                    },
-                )));
+                let all = DimLayout::new(parts.iter().enumerate().flat_map(|(i, (layout, _))| {
+                    let keep = move |it: &&Digit| i == at || matches!(it, Digit::Axis(_));
+                    layout.digits.iter().filter(keep).copied()
+                }));
+                return Some(all.in_granules(parts[at].0.granule));
             }
         }
         let mut digits: SmallVec<[Digit; 8]> = SmallVec::new();
-        for (layout, size) in parts {
-            if *size == 0 || !layout.divides(*size, mesh) {
+        for (i, (layout, size)) in parts.iter().enumerate() {
+            if *size == 0 {
                 return None;
             }
-            let width: u64 = layout.0.iter().map(|&it| width(it, mesh)).product();
-            digits.extend(layout.0.iter().copied());
-            digits.push(Digit::Block(u32::try_from(size / width).ok()?));
+            if !layout.divides(*size, mesh) {
+                let behind = &parts[i + 1..];
+                let inner: u64 = behind.iter().map(|it| it.1).product();
+                let whole = behind.iter().all(|it| it.0.is_whole()) && inner > 0;
+                let nests = !one_cut(digits.last(), layout.digits.first(), mesh);
+                let granule = u32::try_from(layout.unit().checked_mul(inner)?).ok()?;
+                digits.extend(layout.digits.iter().copied());
+                return (whole && nests).then(|| DimLayout::new(digits).in_granules(granule));
+            }
+            let width: u64 = layout.digits.iter().map(|&it| width(it, mesh)).product();
+            digits.extend(layout.digits.iter().copied());
+            match u32::try_from(size / width).ok()? {
+                1 => (),
+                n => digits.push(Digit::Block(n)),
+            }
         }
         Some(DimLayout::new(digits))
     }
@@ -216,8 +274,18 @@ impl DimLayout {
             res[at] = self.clone();
             return Some(res);
         }
-        let mut digits: SmallVec<[Digit; 8]> = self.0.iter().rev().copied().collect();
-        for (factor, part) in factors.iter().zip(&mut res) {
+        let size = factors.iter().try_fold(1_u64, |res, &it| res.checked_mul(it))?;
+        // An uneven cut is in the last factor that is no part of a granule.
+        let even = self.divides(size, mesh);
+        let (mut inner, mut n) = (1, factors.len() - 1);
+        while n > 0 && self.unit().is_multiple_of(inner * factors[n]) {
+            inner *= factors[n];
+            n -= 1;
+        }
+        let mut digits: SmallVec<[Digit; 8]> = self.digits.iter().rev().copied().collect();
+        let n_cut = if even { factors.len() } else { n };
+        let mut last = None;
+        for (factor, part) in factors[..n_cut].iter().zip(&mut res) {
             let mut room = *factor;
             let mut taken: SmallVec<[Digit; 4]> = SmallVec::new();
             while room > 1 {
@@ -236,25 +304,42 @@ impl DimLayout {
                 digits.push(Digit::Block(u32::try_from(width / room).ok()?));
                 room = 1;
             }
+            last = taken.last().copied().or(last);
             *part = DimLayout::new(taken);
+        }
+        if !even {
+            let granule = self.unit() / inner;
+            let nests = !one_cut(last.as_ref(), digits.last(), mesh);
+            let part = DimLayout::new(digits.into_iter().rev());
+            res[n] = part.in_granules(u32::try_from(granule).ok()?);
+            return (nests && factors[n].is_multiple_of(granule)).then_some(res);
         }
         // Axes of size 1 cut nothing, so the last factor can take them.
         let last = res.last_mut()?;
         if digits.iter().any(|&it| width(it, mesh) > 1) {
             return None;
         }
-        *last = DimLayout::new(last.0.iter().copied().chain(digits.into_iter().rev()));
+        *last = DimLayout::new(last.digits.iter().copied().chain(digits.into_iter().rev()));
         Some(res)
     }
 
-    /// The first `n` digits.
-    pub(super) fn prefix(&self, n: usize) -> DimLayout {
-        DimLayout::new(self.0[..n].iter().copied())
+    /// The first `n` digits, as they cut a dimension of `size`.
+    pub(super) fn prefix(&self, n: usize, size: u64, mesh: &Mesh) -> DimLayout {
+        let even = DimLayout::new(self.digits[..n].iter().copied());
+        let rounded = even.clone().in_granules(self.granule);
+        if rounded.divides(size, mesh) { even } else { rounded }
     }
 
     /// These digits, then `digits`.
     pub(super) fn then(&self, digits: impl IntoIterator<Item = Digit>) -> DimLayout {
-        DimLayout::new(self.0.iter().copied().chain(digits))
+        DimLayout::new(self.digits.iter().copied().chain(digits)).in_granules(self.granule)
+    }
+
+    /// The same without the digits of `axes`: what a gather over them gives.
+    #[must_use]
+    pub fn without(&self, axes: AxisSet) -> DimLayout {
+        let cuts = |it: &&Digit| !matches!(it, Digit::Axis(axis) if axes.contains(*axis));
+        DimLayout::new(self.digits.iter().filter(cuts).copied()).in_granules(self.granule)
     }
 
     /// Whether the first `n` digits name ranges that the others cut further, for this size.
@@ -262,20 +347,30 @@ impl DimLayout {
     /// Not so only inside a refined axis that cuts unevenly: that is one cut.
     pub(super) fn nests_at(&self, n: usize, size: u64, mesh: &Mesh) -> bool {
         let (Some(&Digit::Axis(major)), Some(&Digit::Axis(minor))) =
-            (n.checked_sub(1).and_then(|it| self.0.get(it)), self.0.get(n))
+            (n.checked_sub(1).and_then(|it| self.digits.get(it)), self.digits.get(n))
         else {
             return true;
         };
         !mesh.continues(major, minor) || self.divides(size, mesh)
     }
 
+    fn unit(&self) -> u64 {
+        u64::from(self.granule)
+    }
+
     fn cuts(&self, mesh: &Mesh) -> SmallVec<[Cut<'_>; 4]> {
-        let one_cut = |a: &Digit, b: &Digit| match (*a, *b) {
-            (Digit::Axis(a), Digit::Axis(b)) => mesh.continues(a, b),
-            _ => false,
-        };
-        let cut = |digits| Cut { digits, width: product(digits, mesh).max(1) };
-        self.0.chunk_by(one_cut).map(cut).collect()
+        let granule = self.unit();
+        let cut = |digits| Cut { digits, width: product(digits, mesh).max(1), granule };
+        self.digits.chunk_by(|a, b| one_cut(Some(a), Some(b), mesh)).map(cut).collect()
+    }
+}
+
+/// Whether two digits next to each other are one cut.
+fn one_cut(a: Option<&Digit>, b: Option<&Digit>, mesh: &Mesh) -> bool {
+    match (a, b) {
+        (Some(&Digit::Axis(a)), Some(&Digit::Axis(b))) => mesh.continues(a, b),
+        (Some(Digit::Block(_)), Some(Digit::Block(_))) => true,
+        _ => false,
     }
 }
 
@@ -315,18 +410,9 @@ fn extent(cuts: &[Cut], size: u64, mesh: &Mesh, coord: &[u32]) -> u64 {
     match cut.index(mesh, coord) {
         Some(index) => extent(rest, cut.piece(size, index).1, mesh, coord),
         None => {
-            let (full, tail) = pieces(size, cut.width);
+            let (full, tail) = cut.pieces(size);
             full.1 * extent(rest, full.0, mesh, coord) + extent(rest, tail, mesh, coord)
         }
-    }
-}
-
-/// The pieces of `len` cut in `width`: length and number of the full ones, length of the last.
-fn pieces(len: u64, width: u64) -> ((u64, u64), u64) {
-    let piece = len.div_ceil(width);
-    match piece {
-        0 => ((0, 0), 0),
-        _ => ((piece, len / piece), len % piece),
     }
 }
 
@@ -342,7 +428,7 @@ fn largest(cuts: &[Cut], ranges: &[(u64, u64)]) -> u64 {
     if let [Digit::Block(_)] = cut.digits {
         let mut next: SmallVec<[(u64, u64); 4]> = SmallVec::new();
         for &(len, n) in ranges {
-            let (full, tail) = pieces(len, cut.width);
+            let (full, tail) = cut.pieces(len);
             next.push((full.0, full.1 * n));
             next.push((tail, n));
         }
@@ -350,7 +436,7 @@ fn largest(cuts: &[Cut], ranges: &[(u64, u64)]) -> u64 {
     }
     let mut candidates: SmallVec<[u64; 8]> = SmallVec::from_slice(&[0]);
     for &(len, _) in ranges {
-        let full = pieces(len, cut.width).0.1;
+        let full = cut.pieces(len).0.1;
         candidates.extend([full, full + 1].into_iter().filter(|&it| it < cut.width));
     }
     candidates.sort_unstable();

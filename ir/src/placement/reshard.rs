@@ -199,10 +199,16 @@ pub fn classify(from: &Sharding, to: &Sharding, shape: &[u64], mesh: &Mesh) -> O
     }
 }
 
-/// How many leading digits two layouts share, as ranges that both cut further.
+/// How many leading digits two layouts share, as ranges that both cut further; of layouts that
+/// differ in their granules only, not all.
 fn common_base(a: &DimLayout, b: &DimLayout, size: u64, mesh: &Mesh) -> usize {
     let same = a.digits().iter().zip(b.digits()).take_while(|(a, b)| a == b).count();
-    (0..=same).rev().find(|&n| a.nests_at(n, size, mesh) && b.nests_at(n, size, mesh)).unwrap_or(0)
+    let most = same.min(a.digits().len().max(b.digits().len()).saturating_sub(1));
+    let nests = |n: usize| {
+        let same = || a.prefix(n, size, mesh) == b.prefix(n, size, mesh);
+        a.nests_at(n, size, mesh) && b.nests_at(n, size, mesh) && same()
+    };
+    (0..=most).rev().find(|&n| nests(n)).unwrap_or(0)
 }
 
 fn axes_of(digits: &[Digit]) -> impl Iterator<Item = Axis> + '_ {

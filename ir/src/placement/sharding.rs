@@ -1,6 +1,6 @@
 //! Where the elements of a tensor live: a layout per dimension, and what is still to be reduced.
 //!
-//! Written as `[tp.dp, _] sum(cp)`; [`Sharding::parse`] reads what [`Sharding::display`] prints.
+//! Written as `[tp.dp, _] sum(cp)`, and `[tp.dp%128, _]` with a granule; [`Sharding::parse`] reads what [`Sharding::display`] prints.
 
 use std::fmt;
 
@@ -196,7 +196,11 @@ impl Sharding {
             return Err(PlacementError::Ndim { expected: shape.len(), found: self.dims.len() });
         }
         let mut seen = AxisSet::EMPTY;
-        for (dim, layout) in self.dims.iter().enumerate() {
+        for (dim, (layout, &size)) in self.dims.iter().zip(shape).enumerate() {
+            let granule = layout.granule();
+            if granule == 0 || !size.is_multiple_of(granule.into()) {
+                return Err(PlacementError::Granule { dim, granule, size });
+            }
             for &digit in layout.digits() {
                 match digit {
                     Digit::Block(0) => return Err(PlacementError::ZeroBlocks { dim }),
@@ -276,6 +280,15 @@ fn parse_dim(
     if text == "_" {
         return Ok(DimLayout::whole());
     }
+    let (text, granule) = match text.split_once('%') {
+        Some((text, granule)) => {
+            let granule = granule.trim().parse().map_err(|_| {
+                fail(format!("`%{granule}` is no granule; write a number, as in `[dp%128]`"))
+            })?;
+            (text.trim(), granule)
+        }
+        None => (text, 1),
+    };
     let mut digits: SmallVec<[Digit; 4]> = SmallVec::new();
     for name in text.split('.').map(str::trim) {
         let axes = mesh.axes_named(name);
@@ -289,7 +302,7 @@ fn parse_dim(
             return Err(mesh.unknown(name));
         }
     }
-    Ok(DimLayout::new(digits))
+    Ok(DimLayout::new(digits).in_granules(granule))
 }
 
 struct Display<'a>(&'a Sharding, &'a Mesh);
@@ -307,6 +320,9 @@ impl fmt::Display for Display<'_> {
                     Digit::Axis(axis) => f.write_str(mesh.name(axis))?,
                     Digit::Block(n) => write!(f, "x{n}")?,
                 }
+            }
+            if layout.granule() != 1 {
+                write!(f, "%{}", layout.granule())?;
             }
         }
         f.write_str("]")?;

@@ -136,6 +136,10 @@ impl Sharding {
         }
         for (dim, layout) in self.dims.iter().enumerate() {
             let digits = layout.digits();
+            if layout.granule() != 1 {
+                let granule = layout.granule();
+                return Err(PlacementError::Rounded { dim, granule });
+            }
             let is_part = |it: &Digit| matches!(it, Digit::Axis(axis) if set.contains(*axis));
             let Some(at) = digits.iter().position(is_part) else { continue };
             let together = digits[at..].iter().take(axes.len()).copied();

@@ -23,16 +23,18 @@ fn meshes() -> impl Strategy<Value = Mesh> {
     })
 }
 
-/// Deals the axes out to `ndim` dimensions in any order, with blocks in between; some axes stay
-/// unused and some are partial.
+/// Deals the axes out to `ndim` dimensions in any order, with blocks in between and granules; some
+/// axes stay unused and some are partial.
 fn shardings(ndim: usize) -> impl Strategy<Value = (Mesh, Sharding)> {
     let deal = move |mesh: Mesh| {
         let n = mesh.axes.len();
         let order = Just(mesh.axes().collect::<Vec<Axis>>()).prop_shuffle();
         let roles = prop::collection::vec(0..ndim + 2, n);
         let blocks = prop::collection::vec(1..=4_u32, n);
+        let granules = prop::collection::vec(prop_oneof![2 => Just(1), 1 => 2..=6_u32], ndim);
         let op = prop::sample::select(&ReduceOp::ALL[..]);
-        (Just(mesh), order, roles, blocks, op).prop_map(move |(mesh, order, roles, blocks, op)| {
+        let parts = (Just(mesh), order, roles, blocks, granules, op);
+        parts.prop_map(move |(mesh, order, roles, blocks, granules, op)| {
             let mut digits = vec![Vec::new(); ndim];
             let mut partial = AxisSet::EMPTY;
             for ((axis, role), block) in order.into_iter().zip(roles).zip(blocks) {
@@ -42,7 +44,8 @@ fn shardings(ndim: usize) -> impl Strategy<Value = (Mesh, Sharding)> {
                     partial = partial.with(axis);
                 }
             }
-            let dims = digits.iter().map(|it| layout(it)).collect();
+            let dims =
+                digits.iter().zip(granules).map(|(it, n)| layout(it).in_granules(n)).collect();
             (mesh, Sharding { dims, partial: None }.with_partial(op, partial))
         })
     };
@@ -56,9 +59,16 @@ fn sizes(n: usize) -> impl Strategy<Value = Vec<u64>> {
     )
 }
 
+/// `shape`, with each dimension made a multiple of its granule.
+fn fitting(sharding: &Sharding, shape: Vec<u64>) -> Vec<u64> {
+    let granules = sharding.dims.iter().map(|it| u64::from(it.granule()));
+    shape.into_iter().zip(granules).map(|(size, n)| size.next_multiple_of(n)).collect()
+}
+
 proptest! {
     #[test]
     fn shards_partition_the_tensor((mesh, sharding) in shardings(2), shape in sizes(2)) {
+        let shape = fitting(&sharding, shape);
         sharding.validate(&shape, &mesh).unwrap();
         let mut holders = BTreeMap::<u64, u64>::new();
         let buffer = sharding.local_shape(&shape, &mesh);
@@ -74,6 +84,10 @@ proptest! {
             let chunks = sharding.chunks(&shape, &mesh, &coord);
             let volume = |it: &ir::placement::Chunk| it.sizes.iter().product::<u64>();
             prop_assert!(chunks.iter().all(|it| volume(it) > 0));
+            for (dim, layout) in sharding.dims.iter().enumerate() {
+                let whole = |it: u64| it.is_multiple_of(layout.granule().into());
+                prop_assert!(chunks.iter().all(|it| whole(it.offsets[dim]) && whole(it.sizes[dim])));
+            }
             prop_assert_eq!(chunks.iter().map(volume).sum::<u64>(), held.len() as u64);
             held.into_iter().for_each(|it| *holders.entry(it).or_default() += 1);
         }
@@ -87,6 +101,7 @@ proptest! {
     fn every_element_has_one_owner(
         (mesh, sharding) in shardings(2), shape in sizes(2), salt in any::<u64>()
     ) {
+        let shape = fitting(&sharding, shape);
         let mut owners = BTreeMap::<u64, u64>::new();
         for coord in mesh.coords().filter(|it| sharding.owns(it, &mesh, salt)) {
             let held = indices(&sharding, &shape, &mesh, &coord);
@@ -143,6 +158,10 @@ proptest! {
                     }
                 }
             }
+            Err(PlacementError::Rounded { dim, granule }) => {
+                prop_assert_eq!(sharding.dims[dim].granule(), granule);
+                prop_assert!(granule > 1);
+            }
             Err(PlacementError::PartOfAxis { .. }) => {
                 prop_assert!(mesh.axes.iter().any(|it| it.part_of.is_some()));
             }
@@ -168,11 +187,13 @@ proptest! {
 
     #[test]
     fn join_is_the_layout_of_the_flattened_tensor((mesh, sharding) in shardings(2), shape in sizes(2)) {
+        let shape = fitting(&sharding, shape);
         let parts: Vec<(DimLayout, u64)> =
             sharding.dims.iter().cloned().zip(shape.iter().copied()).collect();
         let Some(joined) = DimLayout::join(&parts, &mesh) else {
             let even = sharding.divides(&shape, &mesh);
-            prop_assert!(!even || shape.contains(&0));
+            let whole = sharding.dims[1].is_whole();
+            prop_assert!(!(even || whole) || shape.contains(&0));
             return Ok(());
         };
         let flat = shape[0] * shape[1];
@@ -184,15 +205,25 @@ proptest! {
             held.dedup();
             prop_assert_eq!(ours.len(), held.len());
         }
-        let parts = joined.split(&shape, &mesh);
-        if mesh.axes().all(|it| mesh.size(it) > 1) && !shape.contains(&0) {
-            prop_assert_eq!(parts.map(|it| it.to_vec()), Some(sharding.dims.to_vec()));
+        if mesh.axes().any(|it| mesh.size(it) == 1) || shape.contains(&0) {
+            return Ok(());
+        }
+        let back = joined.split(&shape, &mesh).unwrap();
+        let back = Sharding { dims: back.into_iter().collect(), partial: None };
+        for coord in mesh.coords() {
+            let ours = indices(&back, &shape, &mesh, &coord);
+            prop_assert_eq!(ours, indices(&sharding, &shape, &mesh, &coord));
+        }
+        // Sizes of 1 and pieces of one granule may be cut in several ways.
+        if !shape.contains(&1) && sharding.dims.iter().all(|it| it.granule() == 1) {
+            prop_assert_eq!(back.dims, sharding.dims);
         }
     }
 
     #[test]
     fn split_gives_layouts_of_the_factors((mesh, sharding) in shardings(1), shape in sizes(3)) {
         let flat: u64 = shape.iter().product();
+        prop_assume!(flat.is_multiple_of(sharding.dims[0].granule().into()));
         let Some(dims) = sharding.dims[0].split(&shape, &mesh) else { return Ok(()) };
         let grid = Sharding { dims: dims.into_iter().collect(), partial: None };
         for coord in mesh.coords() {
@@ -204,6 +235,7 @@ proptest! {
     #[test]
     fn copies_are_the_intersection((mesh, sharding) in shardings(2), size in 0..40_u64) {
         let (src, dst) = (&sharding.dims[0], &sharding.dims[1]);
+        let size = size * u64::from(src.granule() * dst.granule());
         for from in mesh.coords() {
             for to in mesh.coords() {
                 let (have, want) = (rows(src, size, &mesh, &from), rows(dst, size, &mesh, &to));
@@ -238,6 +270,42 @@ fn layouts_are_normal() {
     assert_eq!(layout(&[block(2), block(3), a]).digits(), [block(6), a]);
     assert_eq!(layout(&[a, block(2), b, block(3), block(1)]).digits(), [a, block(2), b]);
     assert_eq!(layout(&[block(7)]), DimLayout::whole());
+}
+
+/// Block scaling's 128 rows with one scale, as `FSDP` cuts them.
+#[test]
+fn granules_are_never_parted() {
+    let mesh = Mesh::new(&[("dp", 4), ("tp", 2)]);
+    // Of each coordinate, in rank order.
+    let held = |text, size| -> Vec<Vec<(u64, u64)>> {
+        let dim = &super::parse(text, &mesh).dims[0];
+        mesh.coords().map(|coord| dim.runs(size, &mesh, &coord).to_vec()).collect()
+    };
+    // Both coordinates of tp hold the same.
+    let over_dp = |runs: [(u64, u64); 4]| -> Vec<Vec<(u64, u64)>> {
+        let run = |it: (u64, u64)| if it.1 > 0 { vec![it] } else { vec![] };
+        runs.into_iter().flat_map(|it| [run(it), run(it)]).collect()
+    };
+    assert_eq!(held("[dp]", 1280), over_dp([(0, 320), (320, 320), (640, 320), (960, 320)]));
+    assert_eq!(held("[dp%128]", 1280), over_dp([(0, 384), (384, 384), (768, 384), (1152, 128)]));
+    assert_eq!(held("[dp%128]", 256), over_dp([(0, 128), (128, 128), (0, 0), (0, 0)]));
+    // 640 rows over dp, of each half.
+    let of_halves = [(0, 256), (256, 256), (512, 128), (0, 0)];
+    let both = of_halves.into_iter().flat_map(|(start, len)| [(start, len), (640 + start, len)]);
+    let both: Vec<Vec<_>> = both.map(|it| if it.1 > 0 { vec![it] } else { vec![] }).collect();
+    assert_eq!(held("[tp.dp%128]", 1280), both);
+    let join = |text, sizes: &[u64]| -> String {
+        let dims = super::parse(text, &mesh).dims;
+        let parts: Vec<_> = dims.into_iter().zip(sizes.iter().copied()).collect();
+        let dims = DimLayout::join(&parts, &mesh).into_iter().collect();
+        Sharding { dims, partial: None }.display(&mesh).to_string()
+    };
+    // 10 blocks over 4; 8 blocks over 4; 5 of blocks of 2 blocks; behind another dim.
+    assert_eq!(join("[dp, _]", &[10, 128]), "[dp%128]");
+    assert_eq!(join("[dp, _]", &[8, 128]), "[dp]");
+    assert_eq!(join("[dp%2, _]", &[10, 64]), "[dp%128]");
+    assert_eq!(join("[tp, dp, _]", &[2, 5, 128]), "[tp.dp%128]");
+    assert_eq!(join("[dp, tp]", &[10, 128]), "[]");
 }
 
 #[test]
@@ -287,6 +355,24 @@ fn impossible_layouts_are_errors() {
         parse("[_] prod(tp)"),
         "`[_] prod(tp)` is not a sharding: a reduction is sum, avg, max or min; write it as \
          `[dp.tp, _]` or `[_, _] sum(tp)`",
+    );
+    check_error(
+        parse("[tp%x]"),
+        "`[tp%x]` is not a sharding: `%x` is no granule; write a number, as in `[dp%128]`; write it as \
+         `[dp.tp, _]` or `[_, _] sum(tp)`",
+    );
+    check_error(
+        parse("[tp%0]"),
+        "dim 0 of 0 is cut in multiples of 0, which does not divide it; use a granule that does",
+    );
+    check_error(
+        parse("[tp%128]").unwrap().validate(&[200], &mesh),
+        "dim 0 of 200 is cut in multiples of 128, which does not divide it; use a granule that does",
+    );
+    check_error(
+        parse("[tp%128]").unwrap().to_torch(&mesh),
+        "dim 0 is cut in multiples of 128, and PyTorch has no placement for that; its boxes are in the \
+         checkpoint's metadata all the same",
     );
     check_error(
         parse("[tp]").unwrap().validate(&[4, 4], &mesh),

@@ -276,6 +276,28 @@ fn part_of_a_refined_axis_comes_off_alone_where_it_cuts_evenly() {
     check(&mesh, "[kv.rep]", "[kv]", &[5], LATENCY, &steps);
 }
 
+/// 10 blocks of 128 over 4: 384 384 384 128.
+#[test]
+fn rounded_cuts_are_moved_like_others() {
+    let mesh = Mesh::new(&[("dp_out", 2), ("dp", 4), ("tp", 2)]);
+    let shape = [2 * 1280, 4096];
+    let stored = "[tp.dp%128, _]";
+    check(&mesh, stored, "[tp, _]", &shape, LATENCY, &["all_gather 0 dp -> [tp, _]"]);
+    check(&mesh, "[tp, _]", stored, &shape, LATENCY, &["slice 0 dp -> [tp.dp%128, _]"]);
+    let steps = ["reduce_scatter sum 0 dp -> [tp.dp%128, _]"];
+    check(&mesh, "[tp, _] sum(dp)", stored, &shape, LATENCY, &steps);
+    let steps = [
+        "reduce_scatter sum 0 dp -> [tp.dp%128, _] sum(dp_out)",
+        "all_reduce sum dp_out -> [tp.dp%128, _]",
+    ];
+    check(&mesh, "[tp, _] sum(dp_out, dp)", stored, &shape, CommCost::default(), &steps);
+    // Every rank's piece but the last begins elsewhere.
+    let steps = ["permute dp -> [tp.dp%128, _]"];
+    check(&mesh, "[tp.dp, _]", stored, &shape, LATENCY, &steps);
+    // 8 blocks: a granule that rounds nothing is another layout all the same.
+    check(&mesh, "[dp, _]", "[dp%128, _]", &[1024, 64], LATENCY, &["permute dp -> [dp%128, _]"]);
+}
+
 /// A search looks at a bounded number of moves, however many axes there are.
 #[test]
 fn many_axes_are_resharded_too() {
@@ -304,15 +326,15 @@ fn digits() -> impl Strategy<Value = Vec<Digit>> {
     })
 }
 
-/// A sharding of two dimensions: one order of axes and blocks, dealt out.
+/// A sharding of two dimensions: one order of axes and blocks, dealt out, in granules.
 fn shardings() -> impl Strategy<Value = Sharding> {
     let partial = prop::option::of(prop::sample::select(&ReduceOp::ALL[..]));
-    (digits(), 0..=6_usize, partial).prop_map(|(digits, at, op)| {
+    let granules = (1..=3_u32, 1..=2_u32);
+    (digits(), granules, 0..=6_usize, partial).prop_map(|(digits, granules, at, op)| {
         let (a, b) = digits.split_at(at.min(digits.len()));
-        let res = Sharding {
-            dims: [DimLayout::new(a.to_vec()), DimLayout::new(b.to_vec())].into_iter().collect(),
-            partial: None,
-        };
+        let dims = [(a, granules.0), (b, granules.1)];
+        let dims = dims.map(|(it, n)| DimLayout::new(it.to_vec()).in_granules(n));
+        let res = Sharding { dims: dims.into_iter().collect(), partial: None };
         let free = (0..3).map(Axis).filter(|&it| !res.sharded_axes().contains(it));
         match op {
             Some(op) => res.with_partial(op, free.collect()),
@@ -331,7 +353,12 @@ proptest! {
         from in shardings(), to in shardings(), a in 0..14_u64, b in 0..14_u64, cost in 0..4_usize
     ) {
         let mesh = Mesh::new(&[("x", 2), ("y", 3), ("z", 2)]);
-        let shape = [a, b];
+        let granules = |dim: usize| [&from, &to].map(|it| u64::from(it.dims[dim].granule()));
+        let fitting = |dim: usize, size: u64| match granules(dim) {
+            [1, n] | [n, 1] => size.next_multiple_of(n),
+            [a, b] => size.next_multiple_of(a * b),
+        };
+        let shape = [fitting(0, a), fitting(1, b)];
         let steps = reshard(&from, &to, &shape, 4, &mesh, &COSTS[cost]).unwrap();
         prop_assert!(total(&from, &steps, &shape, &mesh, &COSTS[cost]).is_finite());
         let whole = Sharding::replicated(2);

@@ -13,7 +13,7 @@
 use ir::graph::NewNode;
 use ir::ops::{Collective, CollectiveKind};
 use ir::placement::{
-    self, AxisSet, CommCost, Digit, DimLayout, ReduceOp, Sharding, Step, StepKind,
+    self, AxisSet, CommCost, ReduceOp, Sharding, Step, StepKind,
 };
 use ir::{Builder, Node, Op, TensorType, Value};
 
@@ -171,7 +171,6 @@ impl Walk<'_> {
 
 /// The layout that is no longer cut over `axes`.
 fn without(sharding: &Sharding, axes: AxisSet) -> Sharding {
-    let cuts = |it: &&Digit| !matches!(it, Digit::Axis(axis) if axes.contains(*axis));
-    let layout = |it: &DimLayout| DimLayout::new(it.digits().iter().filter(cuts).copied());
-    Sharding { dims: sharding.dims.iter().map(layout).collect(), partial: sharding.partial }
+    let dims = sharding.dims.iter().map(|it| it.without(axes));
+    Sharding { dims: dims.collect(), partial: sharding.partial }
 }

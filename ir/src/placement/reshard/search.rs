@@ -173,6 +173,9 @@ impl Search<'_> {
             let sharding = nodes[at].sharding.clone();
             for to in self.neighbours(&sharding) {
                 edges += 1;
+                if recut(&sharding, &to) && (at != 0 || to != *self.to) {
+                    continue;
+                }
                 let Some(kind) = classify(&sharding, &to, self.shape, self.mesh) else { continue };
                 let step = Step { kind, to };
                 let cost = Cost(cost.0 + self.step_cost(&sharding, &step), cost.1 + 1);
@@ -245,7 +248,8 @@ impl Search<'_> {
         go(next.clone());
         for dim in 0..from.ndim() {
             let (a, b) = (&from.dims[dim], &self.to.dims[dim]);
-            next = next.with_dim(dim, a.prefix(common_base(a, b, self.shape[dim], self.mesh)));
+            let (size, mesh) = (self.shape[dim], self.mesh);
+            next = next.with_dim(dim, a.prefix(common_base(a, b, size, mesh), size, mesh));
             go(next.clone());
         }
         for dim in 0..from.ndim() {
@@ -286,16 +290,17 @@ impl Search<'_> {
         }
     }
 
-    /// Where the digits of a dimension may be cut off, the whole layout not included.
-    fn bases<'a>(&'a self, at: &'a Sharding, dim: usize) -> impl Iterator<Item = usize> + 'a {
-        let layout = &at.dims[dim];
+    /// A dimension with its digits cut off where that may be, the whole layout not included.
+    fn bases<'a>(&'a self, at: &'a Sharding, dim: usize) -> impl Iterator<Item = DimLayout> + 'a {
+        let (layout, size, mesh) = (&at.dims[dim], self.shape[dim], self.mesh);
         let n = layout.digits().len();
-        (0..n).filter(move |&it| layout.nests_at(it, self.shape[dim], self.mesh))
+        let nests = move |it: &usize| layout.nests_at(*it, size, mesh);
+        (0..n).filter(nests).map(move |it| layout.prefix(it, size, mesh))
     }
 
     fn shortened(&self, at: &Sharding, res: &mut Vec<Sharding>) {
         for dim in 0..at.ndim() {
-            res.extend(self.bases(at, dim).map(|it| at.with_dim(dim, at.dims[dim].prefix(it))));
+            res.extend(self.bases(at, dim).map(|it| at.with_dim(dim, it)));
         }
     }
 
@@ -308,13 +313,16 @@ impl Search<'_> {
         res
     }
 
-    /// `dim` of `at` cut further over `axes`, in the order given, with the blocks that `to` has
-    /// there if it agrees.
+    /// `dim` of `at` cut further over `axes`, in the order given, with the blocks and the granule
+    /// that `to` has there if it agrees.
     fn extended(&self, at: &Sharding, dim: usize, axes: &[Axis]) -> SmallVec<[DimLayout; 2]> {
-        let base = &at.dims[dim];
-        let mut res = smallvec![base.then(axes.iter().map(|&it| Digit::Axis(it)))];
-        let target = self.to.dims[dim].digits();
-        if let Some(rest) = target.strip_prefix(base.digits()) {
+        let (base, target) = (&at.dims[dim], &self.to.dims[dim]);
+        let plain = base.then(axes.iter().map(|&it| Digit::Axis(it)));
+        let mut res = smallvec![match target.digits().starts_with(plain.digits()) {
+            true => plain.in_granules(target.granule()),
+            false => plain,
+        }];
+        if let Some(rest) = target.digits().strip_prefix(base.digits()) {
             let mut seen = 0;
             let is_last = |it: &Digit| {
                 seen += usize::from(matches!(it, Digit::Axis(_)));
@@ -323,7 +331,7 @@ impl Search<'_> {
             if let Some(end) = rest.iter().position(is_last) {
                 let rest = &rest[..=end];
                 if rest.len() > axes.len() && axes_of(rest).eq(axes.iter().copied()) {
-                    res.push(base.then(rest.iter().copied()));
+                    res.push(base.then(rest.iter().copied()).in_granules(target.granule()));
                 }
             }
         }
@@ -338,9 +346,7 @@ impl Search<'_> {
             let few = |it: &Sharding| at.sharded_axes().minus(it.sharded_axes()).len() <= FEW_AXES;
             let shorter: Vec<Sharding> = bases
                 .iter()
-                .flat_map(|base| {
-                    self.bases(at, dim).map(|it| base.with_dim(dim, at.dims[dim].prefix(it)))
-                })
+                .flat_map(|base| self.bases(at, dim).map(|it| base.with_dim(dim, it)))
                 .filter(few)
                 .collect();
             bases.extend(shorter);
@@ -396,6 +402,14 @@ impl Search<'_> {
             res.push(less);
         }
     }
+}
+
+/// Whether some dimension is cut over the same axes in other granules. As a step on the way it would save
+/// padding, for one more collective of a tensor that is else moved in a batch with others.
+fn recut(a: &Sharding, b: &Sharding) -> bool {
+    let other =
+        |(a, b): (&DimLayout, &DimLayout)| a.digits() == b.digits() && a.granule() != b.granule();
+    a.dims.iter().zip(&b.dims).any(other)
 }
 
 /// The subsets worth a try: all of a few axes; of many, each alone and all together.
