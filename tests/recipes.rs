@@ -60,14 +60,21 @@ fn compile(mesh: &str, set: &[(&str, &str)]) -> Compiled {
 }
 
 fn start(mesh: &str, recipe: &str) -> Session {
-    let plan = compile(mesh, &[("recipe", recipe)]).plan;
+    start_with(mesh, &[("recipe", recipe)])
+}
+
+fn start_with(mesh: &str, set: &[(&str, &str)]) -> Session {
+    let plan = compile(mesh, set).plan;
     let session = Session::new(&plan, &SessionOptions::default()).unwrap();
     session.prepare().unwrap();
     session
 }
 
 fn losses(mesh: &str, recipe: &str) -> Vec<f64> {
-    let session = start(mesh, recipe);
+    train(&start(mesh, recipe))
+}
+
+fn train(session: &Session) -> Vec<f64> {
     let run = session.plan().run.clone();
     let data = Data::synthetic(&run, 7);
     (0..STEPS)
@@ -214,31 +221,76 @@ fn gradients_of_biases_are_those_of_one_rank() {
     }
 }
 
+/// Codes and inverse scales of weights, by name.
+fn codes(session: &Session) -> BTreeMap<String, Vec<u32>> {
+    let kept = session.plan().buffers.values().filter(|it| {
+        it.role == ir::plan::Role::State
+            && (it.ty.dtype == DType::E4M3 || it.name.ends_with(".scale_inv"))
+    });
+    kept.map(|it| {
+        let values = session.read(&it.name).unwrap().data;
+        (it.name.clone(), values.iter().map(|it| it.to_bits()).collect())
+    })
+    .collect()
+}
+
 /// No block is split, and what is quantized is the same before a gather and behind it.
 #[test]
 fn codes_and_scales_of_weights_in_blocks_are_those_of_one_rank() {
-    let read = |mesh: &str| -> BTreeMap<String, Vec<u32>> {
-        let session = start(mesh, "Float8BlockScaling()");
-        let plan = session.plan();
-        let kept = plan.buffers.values().filter(|it| {
-            it.role == ir::plan::Role::State
-                && (it.ty.dtype == DType::E4M3 || it.name.ends_with(".scale_inv"))
-        });
-        kept.map(|it| {
-            let values = session.read(&it.name).unwrap().data;
-            (it.name.clone(), values.iter().map(|it| it.to_bits()).collect())
-        })
-        .collect()
-    };
-    let one = read("1");
+    let recipe = "Float8BlockScaling()";
+    let one = codes(&start("1", recipe));
     assert_eq!(one.len(), 2 * 7);
     for (mesh, n) in [("2", 7), ("2x2", 4)] {
-        let found = read(mesh);
+        let found = codes(&start(mesh, recipe));
         assert_eq!(found.len(), 2 * n, "mesh {mesh}");
         for (name, values) in found {
             assert!(values == one[&name], "`{name}` differs on mesh {mesh}");
         }
     }
+}
+
+/// FSDP cuts `gate_proj` and `up_proj` between blocks, so that codes are gathered, and trains like one rank. `rows` are
+/// of their buffers; `n_codes` weights are gathered as codes.
+#[track_caller]
+fn check_cuts(ffn: &str, batch: &str, meshes: &[(&str, u64, usize)]) {
+    let set =
+        [("recipe", "Float8BlockScaling()"), ("batch", batch), ("layers[1].body[0].mlp.ffn", ffn)];
+    let one = start_with("1", &set);
+    let (first, losses) = (codes(&one), train(&one));
+    for &(mesh, rows, n_codes) in meshes {
+        let Compiled { plan, cuts, .. } = compile(mesh, &set);
+        let rounded: Vec<&str> =
+            cuts.iter().filter(|it| it.is_rounded()).map(|it| it.weight.as_str()).collect();
+        let expect = ["gate_proj", "up_proj"].map(|it| format!("layers.0.mlp.{it}.weight"));
+        assert_eq!(rounded, expect, "mesh {mesh}");
+        for it in plan.buffers.values().filter(|it| rounded.contains(&it.name.as_str())) {
+            assert_eq!(it.sharding.display(&plan.mesh).to_string(), "[dp%128, _]");
+            assert_eq!(it.sharding.local_shape(&it.ty.shape, &plan.mesh)[..], [rows, 256]);
+        }
+        let session = start_with(mesh, &set);
+        let found = codes(&session);
+        assert_eq!(found.len(), 2 * n_codes, "mesh {mesh}");
+        for (name, values) in found {
+            assert!(values == first[&name], "`{name}` differs on mesh {mesh}");
+        }
+        for (found, one) in train(&session).iter().zip(&losses) {
+            let distance = (found / one - 1.0).abs();
+            assert!(distance < LOSS_MESH, "mesh {mesh}: {found}, and {one} on one");
+        }
+    }
+}
+
+/// Of 5 blocks two ranks get 3 and 2, three 2, 2 and 1. The 2 blocks of `q_proj` and its like two ranks share evenly;
+/// of three each would pay for 3.
+#[test]
+fn weights_are_cut_between_blocks_where_that_is_cheaper() {
+    check_cuts("640", "Global(6)", &[("2", 384, 7), ("3", 256, 2)]);
+}
+
+/// 16 blocks over 7 ranks: five times 3, one, and none.
+#[test]
+fn a_rank_may_have_no_block() {
+    check_cuts("2048", "Global(7)", &[("7", 384, 2)]);
 }
 
 /// Tokens of a sequence are contracted by wgrad alone.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ir::Phase;
-use ir::graph::Move;
+use ir::graph::{Cut, Move};
 use ir::meaning::Meaning;
 use ir::plan::{MemoryProfile, Plan, memory_profile};
 use ir::summary::{CollectiveTotal, Summary};
@@ -101,6 +101,8 @@ struct Compiled {
     moves: Vec<Move>,
     /// What GEMMs make that a recipe wants quantized and that are not, and why.
     unquantized: Vec<(String, String)>,
+    /// How FSDP cuts weights in blocks.
+    cuts: Vec<Cut>,
     prediction: Option<Prediction>,
     /// What a rank needs on the target, and what it may take.
     needs: Option<(Needs, u64)>,
@@ -155,7 +157,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
             report::print_aside(&report::warning(ui, Some(it.lint.name()), &it.message()));
         }
     }
-    let codegen::Compiled { plan, times, dumps, moves, unquantized, .. } = compiled;
+    let codegen::Compiled { plan, times, dumps, moves, unquantized, cuts, .. } = compiled;
     let times = Times { elaborate, passes: times, total };
     if let Some(emit) = args.emit {
         let text = match emit_after {
@@ -189,8 +191,18 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     input::write(&output, &ir::text::print_plan(&plan))?;
     let (summary, memory) = (in_users_words(&plan), memory_profile(&plan));
     let needs = target.as_ref().map(|it| Needs::of(&plan, Some(it))).zip(limit);
-    let compiled =
-        Compiled { plan, summary, memory, findings, moves, unquantized, prediction, needs, times };
+    let compiled = Compiled {
+        plan,
+        summary,
+        memory,
+        findings,
+        moves,
+        unquantized,
+        cuts,
+        prediction,
+        needs,
+        times,
+    };
     match ui.format {
         Format::Json => print_json(&compiled.json(&output)),
         Format::Text if ui.quiet => Ok(()),
@@ -199,6 +211,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
             if ui.verbose {
                 print(&moves::table(&compiled.moves, &compiled.plan.mesh));
                 print(&moves::unquantized(&compiled.unquantized));
+                print(&moves::cuts(&compiled.cuts, &compiled.plan.mesh));
             }
             if args.time_passes || ui.verbose {
                 print(&format!("\n{}", compiled.times.table()));
@@ -440,8 +453,8 @@ impl Compiled {
     }
 
     fn json(&self, output: &Path) -> serde_json::Value {
-        let Compiled { plan, summary, memory, findings, moves, unquantized, prediction, .. } = self;
-        let (needs, times) = (self.needs, &self.times);
+        let Compiled { plan, summary, memory, findings, moves, unquantized, cuts, .. } = self;
+        let (prediction, needs, times) = (&self.prediction, self.needs, &self.times);
         let unquantized: Vec<_> =
             unquantized.iter().map(|(gemm, why)| json!({ "gemm": gemm, "why": why })).collect();
         let ms = |it: &Duration| it.as_secs_f64() * 1e3;
@@ -487,6 +500,7 @@ impl Compiled {
             "lints": findings,
             "moves": moves::json(moves, &plan.mesh),
             "unquantized": unquantized,
+            "cuts": moves::cuts_json(cuts, &plan.mesh),
             "time_ms": {
                 "total": ms(&times.total),
                 "parts": by_name(&times.parts()),

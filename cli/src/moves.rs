@@ -1,6 +1,7 @@
-//! What the planner moves because shardings disagree and what it leaves unquantized, layers folded.
+//! What the planner moves because shardings disagree, what it leaves unquantized, and how FSDP cuts weights in
+//! blocks; layers folded.
 
-use ir::graph::Move;
+use ir::graph::{Cut, Move};
 use ir::placement::Mesh;
 use serde_json::json;
 
@@ -26,6 +27,38 @@ pub fn unquantized(gemms: &[(String, String)]) -> String {
         [] => String::new(),
         _ => counted("not quantized", gemms.iter().map(|it| [fold(&it.0), fold(&it.1)])),
     }
+}
+
+/// A table of weights in blocks that even cuts would part, and what was cheaper; nothing if there are none.
+pub fn cuts(cuts: &[Cut], mesh: &Mesh) -> String {
+    let line = |it: &Cut| {
+        let (even, rounded) = (it.even.display(mesh), it.rounded.display(mesh));
+        let share = it.seconds[1] / it.seconds[0];
+        let text = match it.is_rounded() {
+            true => format!("{rounded}, gathered as codes: {share:.2} of the time of {even}"),
+            false => {
+                format!("{even}, quantized when gathered; {rounded} would take {share:.2} of it")
+            }
+        };
+        [fold(&it.weight), text]
+    };
+    match cuts {
+        [] => String::new(),
+        _ => counted("weights in blocks that an even cut parts", cuts.iter().map(line)),
+    }
+}
+
+/// All of them, for a program.
+pub fn cuts_json(cuts: &[Cut], mesh: &Mesh) -> serde_json::Value {
+    let one = |it: &Cut| {
+        json!({
+            "weight": it.weight,
+            "even": { "sharding": it.even.display(mesh).to_string(), "seconds": it.seconds[0] },
+            "rounded": { "sharding": it.rounded.display(mesh).to_string(), "seconds": it.seconds[1] },
+            "is_rounded": it.is_rounded(),
+        })
+    };
+    cuts.iter().map(one).collect()
 }
 
 /// Lines under a title, equal ones with their count.

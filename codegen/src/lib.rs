@@ -8,7 +8,7 @@ mod workspace;
 
 use std::time::{Duration, Instant};
 
-use ir::graph::{Move, Name, WeightMeshLint};
+use ir::graph::{Cut, Move, Name, WeightMeshLint};
 use ir::plan::Plan;
 use ir::verify::Property;
 use ir::{Graph, Phase};
@@ -40,6 +40,8 @@ pub struct Compiled {
     pub moves: Vec<Move>,
     /// What GEMMs make that a recipe wants quantized and that are not, and why; in program order.
     pub unquantized: Vec<(Name, String)>,
+    /// Weights in blocks, and how FSDP cuts them.
+    pub cuts: Vec<Cut>,
     /// What is odd about declared weight meshes.
     pub weight_mesh_lints: Vec<WeightMeshLint>,
 }
@@ -64,16 +66,16 @@ pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError
     let mut manager =
         PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
     match pipeline(graph, options, &mut manager) {
-        Ok((plan, (moves, unquantized, weight_mesh_lints))) => {
+        Ok((plan, (moves, unquantized, cuts, weight_mesh_lints))) => {
             let PassManager { times, dumps, .. } = manager;
-            Ok(Compiled { plan, times, dumps, moves, unquantized, weight_mesh_lints })
+            Ok(Compiled { plan, times, dumps, moves, unquantized, cuts, weight_mesh_lints })
         }
         Err(error) => Err(CompileError { error, dumps: manager.dumps }),
     }
 }
 
 /// What passes report.
-type Reports = (Vec<Move>, Vec<(Name, String)>, Vec<WeightMeshLint>);
+type Reports = (Vec<Move>, Vec<(Name, String)>, Vec<Cut>, Vec<WeightMeshLint>);
 
 fn pipeline(
     mut graph: Graph,
@@ -102,5 +104,5 @@ fn pipeline(
             return Err(PassError::Broke { pass: PROVE, broken });
         }
     }
-    Ok((plan, (graph.moves, graph.unquantized, graph.weight_mesh_lints)))
+    Ok((plan, (graph.moves, graph.unquantized, graph.cuts, graph.weight_mesh_lints)))
 }

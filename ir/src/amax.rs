@@ -94,7 +94,14 @@ pub enum Reason {
     /// There is nothing that must agree.
     Nothing,
     /// A block is never cut.
-    Blocks,
+    Blocks {
+        /// Its codes are gathered over these.
+        codes: AxisSet,
+        /// It is gathered over these before it is quantized.
+        before: AxisSet,
+        /// A weight that is cut between blocks, into unequal pieces.
+        rounded: bool,
+    },
 }
 
 /// All GEMMs on codes, in program order.
@@ -188,12 +195,19 @@ impl<'a> Makers<'a> {
             op if op.codes().is_some() => (dtype.fp8()?, false, None),
             _ => return None,
         };
-        let (x, tensor, is_param) = match op.codes() {
-            Some(_) => (codes.buffer, without_suffix(&buffers[codes.buffer].name), false),
-            None => {
-                let (tensor, is_param) = self.tensor(args[0]);
-                (args[0], buffers[tensor].name.clone(), is_param)
+        let (x, tensor, is_param, before) = match op.codes() {
+            Some(_) => {
+                let tensor = without_suffix(&buffers[codes.buffer].name);
+                (codes.buffer, tensor, false, AxisSet::EMPTY)
             }
+            None => {
+                let (tensor, is_param, before) = self.tensor(args[0]);
+                (args[0], buffers[tensor].name.clone(), is_param, before)
+            }
+        };
+        let blocks = match op {
+            Op::QuantizeBlock(op) => (codes.moved, before, op.uneven),
+            _ => (AxisSet::EMPTY, AxisSet::EMPTY, false),
         };
         let mut data = ScaledOperand {
             tensor,
@@ -202,7 +216,7 @@ impl<'a> Makers<'a> {
             scaling: ScalingKind::Block,
             group: AxisSet::EMPTY,
             varies: AxisSet::EMPTY,
-            reason: Reason::Blocks,
+            reason: Reason::Blocks { codes: blocks.0, before: blocks.1, rounded: blocks.2 },
         };
         let scale = match (op, inverse) {
             (Op::RoundNvFp4(_), _) => amax.map(|it| (ScalingKind::NvFp4, it, Some(it))),
@@ -246,7 +260,7 @@ impl<'a> Makers<'a> {
         let amax = amax.map(|it| self.origin(it));
         res.group = amax.as_ref().map_or(AxisSet::EMPTY, |it| it.reduced);
         res.reason = match res.scaling {
-            ScalingKind::Block => Reason::Blocks,
+            ScalingKind::Block => res.reason,
             ScalingKind::Delayed => Reason::History,
             ScalingKind::Current | ScalingKind::NvFp4 if res.group.is_empty() => Reason::Nothing,
             ScalingKind::Current | ScalingKind::NvFp4 if is_param => Reason::Sharded,
@@ -259,22 +273,25 @@ impl<'a> Makers<'a> {
         };
     }
 
-    /// What was quantized, as the model calls it, and whether it is a parameter.
-    fn tensor(&self, x: Buffer) -> (Buffer, bool) {
+    /// What was quantized, as the model calls it, whether it is a parameter, and the axes over which it was
+    /// put together before.
+    fn tensor(&self, x: Buffer) -> (Buffer, bool, AxisSet) {
         let mut named = x;
         let mut buffer = x;
+        let mut moved = AxisSet::EMPTY;
         loop {
             if self.plan.buffers[buffer].role == plan::Role::Param {
-                return (buffer, true);
+                return (buffer, true, moved);
             }
             let origin = self.origin(buffer);
+            moved = moved.union(origin.moved);
             match origin.op {
                 Some((Op::Hadamard(_), args)) => {
                     buffer = args[0];
                     named = buffer;
                 }
                 Some((Op::Cast(_), args)) => buffer = args[0],
-                _ if origin.buffer == buffer => return (named, false),
+                _ if origin.buffer == buffer => return (named, false, moved),
                 _ => buffer = origin.buffer,
             }
         }

@@ -73,6 +73,8 @@ pub struct Graph {
     /// What GEMMs make that a recipe wants quantized and that `quantize` left as they are, and why; a report,
     /// too.
     pub unquantized: Vec<(Name, String)>,
+    /// Weights in blocks of which `round-cuts` compared two ways to cut them; a report, too.
+    pub cuts: Vec<Cut>,
     /// What `choose-amax-groups` found in declared weight meshes; a report, not part of the program.
     pub weight_mesh_lints: Vec<WeightMeshLint>,
 }
@@ -120,6 +122,26 @@ pub struct Move {
     pub to: Sharding,
     /// Whether the user placed it (a weight, or a batch of data) and it is sent to other ranks.
     pub placed: bool,
+}
+
+/// A weight in blocks that FSDP would cut within a block.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cut {
+    /// The weight.
+    pub weight: Name,
+    /// Cut as evenly as can be, so that it is gathered in the type that computes.
+    pub even: Sharding,
+    /// Cut between blocks, so that it is gathered as codes.
+    pub rounded: Sharding,
+    /// Seconds of collectives of a micro-batch, of `even` and of `rounded`.
+    pub seconds: [f64; 2],
+}
+
+impl Cut {
+    /// Whether the weight is cut between blocks: where that is cheaper.
+    pub fn is_rounded(&self) -> bool {
+        self.seconds[1] < self.seconds[0]
+    }
 }
 
 /// How parameters are trained.
@@ -372,6 +394,7 @@ impl Graph {
             run: Run::default(),
             moves: Vec::new(),
             unquantized: Vec::new(),
+            cuts: Vec::new(),
             weight_mesh_lints: Vec::new(),
         }
     }

@@ -46,8 +46,9 @@ pub struct CollectiveTotal {
     pub count: u64,
     /// All-gather counts its output, the others their input.
     pub bytes: u64,
-    /// Bytes that a rank sends in a ring: all-gather and reduce-scatter (g-1)/g of `bytes`,
-    /// all-reduce twice that, all-to-all (g-1)/g.
+    /// Bytes that a rank sends in a ring of g ranks, padding included: all-gather and reduce-scatter g-1
+    /// pieces of a rank, which is (g-1)/g of `bytes` where they are equal, all-reduce twice (g-1)/g,
+    /// all-to-all (g-1)/g.
     pub wire_bytes: u64,
 }
 
@@ -134,25 +135,20 @@ fn forward_flops(op: &Op, args: &[&[u64]], results: &[&[u64]]) -> u64 {
 
 /// Bytes of one collective, and how many of them one rank sends: see [`CollectiveTotal`].
 pub fn traffic(plan: &Plan, kind: CollectiveKind, axes: AxisSet, parts: &[Part]) -> (u64, u64) {
-    let counted = |it: &Part| match kind {
-        CollectiveKind::AllGather => plan.local_bytes(it.dst),
-        _ => plan.local_bytes(it.src),
-    };
-    let bytes: u64 = parts.iter().map(counted).sum();
-    (bytes, wire(kind, bytes, plan.mesh.set_size(axes)))
-}
-
-/// Bytes that one rank sends when a ring of `group` ranks does it.
-fn wire(kind: CollectiveKind, bytes: u64, group: u64) -> u64 {
+    let group = plan.mesh.set_size(axes);
     let others = |it: u64| (u128::from(it) * u128::from(group - 1) / u128::from(group)) as u64;
-    match kind {
-        CollectiveKind::AllGather | CollectiveKind::ReduceScatter(_) | CollectiveKind::AllToAll => {
-            others(bytes)
+    let of = |it: &Part| {
+        let (src, dst) = (plan.local_bytes(it.src), plan.local_bytes(it.dst));
+        match kind {
+            CollectiveKind::AllGather => (dst, src.saturating_mul(group - 1)),
+            CollectiveKind::ReduceScatter(_) => (src, dst.saturating_mul(group - 1)),
+            CollectiveKind::AllReduce(_) => (src, others(src).saturating_mul(2)),
+            CollectiveKind::AllToAll => (src, others(src)),
+            CollectiveKind::Permute => (src, src),
+            CollectiveKind::Slice | CollectiveKind::ToPartial(_) => (src, 0),
         }
-        CollectiveKind::AllReduce(_) => 2 * others(bytes),
-        CollectiveKind::Permute => bytes,
-        CollectiveKind::Slice | CollectiveKind::ToPartial(_) => 0,
-    }
+    };
+    parts.iter().map(of).fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1))
 }
 
 fn amax_groups(plan: &Plan) -> Vec<AmaxTotal> {

@@ -6,14 +6,15 @@
 
 constexpr int WARPS = TILE_THREADS / 32, GROUPS = SIDE / EACH;
 
-// A row of the table: a matrix, and copies of its codes with their inverse scales, one of which may be missing.
+// A row of the table: a matrix, and copies of its codes with their inverse scales, one of which may be missing;
+// what is behind the rows and columns held is padding.
 struct Matrix {
     const X* x;
     u8* rows;
     float* row_scales;
     u8* columns;
     float* column_scales;
-    i64 n_rows, n_columns;
+    i64 n_rows, n_columns, held_rows, held_columns;
 };
 
 // `ScaleRule`, without epsilon.
@@ -96,7 +97,8 @@ quantize_blocks(const Matrix* __restrict__ tensors, const uint2* __restrict__ sq
         }
         if (threadIdx.x == 0) {
             i64 i = place.row / SIDE, j = place.column / SIDE;
-            float inverse = __fdiv_rn(1.0f, scale);
+            bool held = place.row < t.held_rows && place.column < t.held_columns;
+            float inverse = held ? __fdiv_rn(1.0f, scale) : 0.0f;
             if (ROWS) t.row_scales[i * (t.n_columns / SIDE) + j] = inverse;
             if (COLUMNS) t.column_scales[j * (t.n_rows / SIDE) + i] = inverse;
         }

@@ -16,6 +16,7 @@ pub mod plan_memory;
 pub mod propagate_shardings;
 pub mod quantize;
 pub mod rematerialize;
+pub mod round_cuts;
 pub mod schedule_overlap;
 pub mod update;
 
@@ -35,12 +36,14 @@ pub use plan_memory::PlanMemory;
 pub use propagate_shardings::PropagateShardings;
 pub use quantize::Quantize;
 pub use rematerialize::Rematerialize;
+pub use round_cuts::RoundCuts;
 pub use schedule_overlap::ScheduleOverlap;
 pub use update::Update;
 
 /// Passes over graphs, in the order of the pipeline.
 pub const GRAPH_PASSES: &[&dyn Pass<Graph>] = &[
     &Autodiff,
+    &RoundCuts,
     &Update,
     &Quantize,
     &PropagateShardings,

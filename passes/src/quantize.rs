@@ -18,12 +18,13 @@
 //!
 //! A GEMM whose operands do not fall into whole blocks stays as it is; [`Graph::unquantized`] says why.
 
-mod block;
+pub(crate) mod block;
 mod emulate;
 mod tensor;
 mod weight;
 
 use cranelift_entity::SecondaryMap;
+use ir::graph::Name;
 use ir::ops::{self, Along, Copies, Granule, Matmul, QuantMatmul, Transpose};
 use ir::quant::{Format, GemmRole, QuantSpec, Role, Scaling};
 use ir::{BuildError, Builder, DType, Graph, Node, Op, Phase, Section, Value};
@@ -47,7 +48,11 @@ impl Pass<Graph> for Quantize {
     }
 
     fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
-        let gemms = Gemms::find(graph)?;
+        let mut gemms = Gemms::find(graph)?;
+        graph.unquantized.append(&mut gemms.skipped);
+        for (data, stored) in graph.params.iter().zip(&mut gemms.weights) {
+            *stored = stored.filter(|it| block::stays_whole(graph, data.value, *it));
+        }
         if gemms.of.values().all(Option::is_none) {
             return Ok(());
         }
@@ -83,18 +88,22 @@ impl Gemm {
     }
 }
 
-struct Gemms {
+pub(crate) struct Gemms {
     of: SecondaryMap<Node, Option<Gemm>>,
-    /// How the weight of a parameter is stored, by index; `None` for one that is not codes.
-    weights: Vec<Option<QuantSpec>>,
+    /// How the weight of a parameter may be stored, by index, if no cut goes through a block; `None` for one
+    /// that something reads as it is.
+    pub(crate) weights: Vec<Option<QuantSpec>>,
     /// The parameter that a value is, as modules read it.
     param: SecondaryMap<Value, Option<usize>>,
     /// Of each tensor and way to quantize it: whether rows and columns are read.
     copies: FxHashMap<(Value, QuantSpec), [bool; 2]>,
+    /// What GEMMs make that a recipe wants quantized and that stay as they are, and why.
+    skipped: Vec<(Name, String)>,
 }
 
 impl Gemms {
-    fn find(graph: &mut Graph) -> Result<Gemms, PassError> {
+    /// What recipes say of the GEMMs of a graph with gradients.
+    pub(crate) fn find(graph: &Graph) -> Result<Gemms, PassError> {
         let mut param = SecondaryMap::<Value, Option<usize>>::new();
         for (index, it) in graph.params.iter().enumerate() {
             param[it.full] = Some(index);
@@ -103,12 +112,13 @@ impl Gemms {
             of: SecondaryMap::new(),
             weights: vec![None; graph.params.len()],
             copies: FxHashMap::default(),
+            skipped: Vec::new(),
             param,
         };
         let mut readers: Vec<Vec<Option<QuantSpec>>> = vec![Vec::new(); graph.params.len()];
         // Weights of which fprop is `x W^T`.
         let mut linear: SecondaryMap<Value, bool> = SecondaryMap::new();
-        for node in graph.order.clone() {
+        for &node in &graph.order {
             let role = role(graph, node, &res.param, &linear);
             if let Some(GemmRole::Fprop) = role {
                 linear[graph.nodes[node].inputs[1]] = true;
@@ -138,27 +148,30 @@ impl Gemms {
             let same = readers.iter().all(|it| *it == first);
             let data = &graph.params[index];
             let gathered = graph.producer(data.full).is_some() && data.aliases.is_empty();
-            let keeps = |it: &QuantSpec| block::stays_whole(graph, data.value, *it);
-            res.weights[index] = first.filter(|it| same && gathered && keeps(it));
+            res.weights[index] = first.filter(|_| same && gathered);
         }
         Ok(res)
     }
 
     /// Reports a product with a weight that is no linear layer as PyTorch has it.
-    fn report_other(&self, graph: &mut Graph, node: Node) {
+    fn report_other(&mut self, graph: &Graph, node: Node) {
         let data = &graph.nodes[node];
         let recipe = &graph.scopes[data.scope].recipe;
         let weight = data.inputs.iter().any(|&it| self.param[it].is_some());
         let wanted = Role::ALL.iter().any(|&it| recipe.spec(it).is_some());
         if matches!(data.op, Op::Matmul(_)) && weight && wanted {
-            skip(graph, node, "only products with the transpose of a weight [out, in] are".into());
+            self.skip(
+                graph,
+                node,
+                "only products with the transpose of a weight [out, in] are".into(),
+            );
         }
     }
 
     /// The GEMM as its module's recipe wants it; `None` if it stays as it is.
     fn gemm(
-        &self,
-        graph: &mut Graph,
+        &mut self,
+        graph: &Graph,
         node: Node,
         role: GemmRole,
     ) -> Result<Option<Gemm>, PassError> {
@@ -170,7 +183,7 @@ impl Gemms {
             [a, _] => {
                 let role = if a.is_none() { roles[0] } else { roles[1] };
                 let why = format!("the recipe does not quantize its {}", role_name(role));
-                skip(graph, node, why);
+                self.skip(graph, node, why);
                 return Ok(None);
             }
         };
@@ -189,18 +202,17 @@ impl Gemms {
         for (operand, (&value, spec)) in data.inputs.iter().zip(specs).enumerate() {
             let (columns, weight) = (gemm.columns(operand), self.param[value].is_some());
             if let Some(why) = block::misfit(graph, value, spec, columns, weight) {
-                skip(graph, node, why);
+                self.skip(graph, node, why);
                 return Ok(None);
             }
         }
         Ok(Some(gemm))
     }
-}
 
-/// Reports a GEMM that a recipe wants quantized and that is not.
-fn skip(graph: &mut Graph, node: Node, why: String) {
-    let name = graph.values[graph.nodes[node].results[0]].name.clone();
-    graph.unquantized.push((name, why));
+    /// Keeps in mind a GEMM that a recipe wants quantized and that is not.
+    fn skip(&mut self, graph: &Graph, node: Node, why: String) {
+        self.skipped.push((graph.values[graph.nodes[node].results[0]].name.clone(), why));
+    }
 }
 
 /// What no GEMM does, if these operands ask for it.

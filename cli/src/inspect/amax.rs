@@ -132,7 +132,14 @@ impl OperandView {
             Reason::History => "history: one state over all axes that shard it".to_string(),
             Reason::Nothing if operand.varies.is_empty() => "every rank has all of it".to_string(),
             Reason::Nothing => "multiplied where it is made".to_string(),
-            Reason::Blocks => "block scales need no amax of the tensor".to_string(),
+            Reason::Blocks { codes, before, rounded } => {
+                let cut = if rounded { ", cut between blocks" } else { "" };
+                let parts =
+                    [(codes, format!("in FP8{cut}")), (before, "before it is quantized".into())];
+                let parts = parts.into_iter().filter(|it| !it.0.is_empty());
+                let gathered = parts.map(|it| format!("; gathered over {} {}", names(it.0), it.1));
+                format!("block scales need no amax of the tensor{}", gathered.collect::<String>())
+            }
         };
         OperandView {
             role: match operand.role {

@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use crate::ops::factors::letters;
 use crate::ops::quantize::{last_first, transpose_into};
 use crate::ops::{
-    Copies, Factors, LocalCx, OpDef, Real, Sample, Shape, TypeError, Types, View, ViewMut, arity,
-    floats, is_default, ndim_at_least, pieces,
+    BoundAt, Bounds, Copies, Factors, LocalCx, OpDef, Real, Sample, Shape, TypeError, Types, View,
+    ViewMut, arity, floats, is_default, ndim_at_least, pieces,
 };
 use crate::quant::ScaleRule;
 use crate::quant::blocks::{Blocks, FP8_BLOCK as BLOCK};
@@ -39,6 +39,10 @@ pub struct QuantizeBlock {
     /// Which copies.
     #[serde(default, skip_serializing_if = "is_default")]
     pub copies: Copies,
+    /// Ranks may hold different numbers of squares of a matrix; the inverse scales of those that one lacks
+    /// are 0. Of rows of squares only.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub uneven: bool,
 }
 
 impl QuantizeBlock {
@@ -77,6 +81,11 @@ impl OpDef for QuantizeBlock {
             return Err(TypeError::Attribute { why: "codes are e4m3 or e5m2" });
         }
         ndim_at_least(inputs, 0, 2, "at least 2 dims")?;
+        if self.uneven && (!self.square || self.copies != Copies::Rows || x.ndim() != 2) {
+            return Err(TypeError::Attribute {
+                why: "only rows of squares of a matrix are uneven",
+            });
+        }
         for dim in self.dims(x.ndim()) {
             let size = x.shape[dim];
             if !size.is_multiple_of(BLOCK) {
@@ -107,7 +116,7 @@ impl OpDef for QuantizeBlock {
         Ok(res)
     }
 
-    /// Padding would have a scale of 1, so every cut is even.
+    /// Padding would have a scale of 1, so every cut is even where bounds are not known.
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
         let ndim = inputs[0].ndim();
         let (names, dims) = (letters(0..ndim), self.dims(ndim));
@@ -148,7 +157,8 @@ impl OpDef for QuantizeBlock {
         let whole: String = sizes.iter().map(|it| it.0).collect();
         let text = format!("{} -> {}", text(&[], false), copies.join(", "));
         let all = names.clone() + &names.to_uppercase();
-        Factors::with_sizes(&text, &sizes, inputs, results).whole(&whole).even(&all)
+        let factors = Factors::with_sizes(&text, &sizes, inputs, results).whole(&whole);
+        if self.uneven { factors } else { factors.even(&all) }
     }
 
     /// Rounding happens where the caller stores the codes.
@@ -156,7 +166,7 @@ impl OpDef for QuantizeBlock {
         &self,
         inputs: &[View<'_, T>],
         results: &mut [ViewMut<'_, T>],
-        _cx: &LocalCx<'_>,
+        cx: &LocalCx<'_>,
     ) {
         let x = inputs[0];
         let cols = x.last();
@@ -169,8 +179,15 @@ impl OpDef for QuantizeBlock {
                 blocks.amax(&numbers).into_iter().map(|it| rule.scale(it)).collect();
             let wide = |it: &f32| T::from_f64(f64::from(*it));
             let codes: Vec<T> = blocks.scaled(&numbers, &scales).iter().map(wide).collect();
-            let inverses: Vec<T> = scales.iter().map(|it| wide(&(1.0 / it))).collect();
-            (codes, inverses, blocks.grid()[1])
+            let per_row = blocks.grid()[1];
+            let held = |i: usize| {
+                let place = [i / per_row, i % per_row].map(|it| it as u64 * BLOCK);
+                cx.bounds.iter().zip(place).all(|(bound, at)| at < bound.extent)
+            };
+            let inverse =
+                |(i, it): (usize, &f32)| if held(i) { wide(&(1.0 / it)) } else { T::zero() };
+            let inverses: Vec<T> = scales.iter().enumerate().map(inverse).collect();
+            (codes, inverses, per_row)
         };
         let side = BLOCK as usize;
         let (row_block, column_block) = match self.square {
@@ -197,17 +214,26 @@ impl OpDef for QuantizeBlock {
         }
     }
 
+    fn bounds(&self, _inputs: &[&TensorType]) -> Bounds {
+        (0..if self.uneven { 2 } else { 0 }).map(|dim| BoundAt::Input(0, dim)).collect()
+    }
+
     fn samples() -> Vec<Sample> {
-        let sample = |square, pow2, copies, shape: &[u64]| {
-            let op = QuantizeBlock { to: DType::E4M3, from: DType::F32, square, pow2, copies };
-            Sample::floats(op, &[shape])
+        let op = |square, pow2, copies| {
+            let (to, from, uneven) = (DType::E4M3, DType::F32, false);
+            QuantizeBlock { to, from, square, pow2, copies, uneven }
         };
+        let sample = |square, pow2, copies, shape: &[u64]| {
+            Sample::floats(op(square, pow2, copies), &[shape])
+        };
+        let uneven = QuantizeBlock { uneven: true, ..op(true, true, Copies::Rows) };
         vec![
             sample(false, true, Copies::Rows, &[2, 4, 256]),
             sample(false, false, Copies::Columns, &[2, 256, 4]),
             sample(false, true, Copies::Both, &[2, 128, 256]),
             sample(true, true, Copies::Rows, &[256, 256]),
             sample(true, false, Copies::Both, &[2, 128, 256]),
+            Sample::floats(uneven, &[&[384, 256]]),
         ]
     }
 }

@@ -1,8 +1,8 @@
 //! Launch for `quantize_block`: one for all tensors of a batch.
 //!
 //! ```text
-//! table   7 words for each tensor: x, rows and their scales, columns and theirs (0 where there are none),
-//!         sizes of both
+//! table   9 words for each tensor: x, rows and their scales, columns and theirs (0 where there are none),
+//!         sizes of both, and how much of them is no padding
 //!         1 word for each square of the matrix, unless there is one tensor only
 //! ```
 
@@ -13,7 +13,7 @@ use crate::cuda::quantize::{BLOCK, aligned, squares_of};
 use crate::cuda::{Arg, Function, OpCall, Pointer, Program, Unsupported, Word};
 
 /// Words of a tensor in the table.
-const WORDS: usize = 7;
+const WORDS: usize = 9;
 
 pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
     let call = &calls[0];
@@ -42,7 +42,11 @@ pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         table.push(Word::Pointer(Pointer::Arg(i as u32)));
         table.extend(copy(op.copies.rows()));
         table.extend(copy(op.copies.columns()));
-        table.extend([n_rows, n_columns].map(Word::Value));
+        let held = match *call.bounds {
+            [rows, columns] => [rows.extent, columns.extent],
+            _ => [n_rows, n_columns],
+        };
+        table.extend([n_rows, n_columns].into_iter().chain(held).map(Word::Value));
     }
     let full = calls.iter().enumerate().filter(|(_, it)| elements(&it.args[0]) > 0);
     let list: Vec<Word> = full.flat_map(|(i, it)| squares_of(i, it)).collect();

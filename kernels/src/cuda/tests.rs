@@ -786,6 +786,7 @@ fn one_launch_quantizes_many_tensors_in_blocks() {
         square: true,
         pow2: false,
         copies,
+        uneven: false,
     };
     let of = |copies, sizes: &[[u64; 2]]| {
         let op: Op = op(copies).into();
@@ -811,13 +812,13 @@ fn one_launch_quantizes_many_tensors_in_blocks() {
     let max = f32::from_bits(0x7f7f_0000);
     assert_eq!(launch.args[2..], [Arg::F32(448.0), Arg::F32(max), Arg::I32(0)]);
     let pointers = [8, 9, 10, 11].map(|it| Word::Pointer(Pointer::Result(it)));
-    assert_eq!(program.table[15..19], pointers);
-    assert_eq!(program.table[21..], [0, 1 << 32, 2].map(Word::Value));
+    assert_eq!(program.table[19..23], pointers);
+    assert_eq!(program.table[27..], [0, 1 << 32, 2].map(Word::Value));
     let program = of(Copies::Columns, &[[256, 128]]);
     let pointers = [0, 1].map(|it| Word::Pointer(Pointer::Result(it)));
     assert_eq!(program.table[1..3], [0, 0].map(Word::Value));
     assert_eq!(program.table[3..5], pointers);
-    assert_eq!(program.table.len(), 7, "squares of one tensor need no list");
+    assert_eq!(program.table.len(), 9, "squares of one tensor need no list");
 }
 
 /// Pieces along dims 0 and 1, on a rank that holds columns 64 to 128 of 256, from row 32 of 96 on.

@@ -12,9 +12,7 @@
 
 use ir::graph::NewNode;
 use ir::ops::{Collective, CollectiveKind};
-use ir::placement::{
-    self, AxisSet, CommCost, ReduceOp, Sharding, Step, StepKind,
-};
+use ir::placement::{self, AxisSet, CommCost, ReduceOp, Sharding, Step, StepKind};
 use ir::{Builder, Node, Op, TensorType, Value};
 
 use super::Walk;

@@ -16,9 +16,9 @@
 //! MXFP8 and NVFP4 are emulated: what is stored, gathered and multiplied is not codes but the numbers that
 //! they stand for, in the compute type.
 
-use ir::graph::{Def, Store};
+use ir::graph::{Def, Store, ValueData};
 use ir::ops::{Along, Copies, Granule, QuantizeBlock, Reshard};
-use ir::placement::Sharding;
+use ir::placement::{Mesh, Sharding};
 use ir::quant::blocks::FP8_BLOCK;
 use ir::quant::{QuantSpec, Scaling};
 use ir::{BuildError, DType, Graph, Node, Section, TensorType, Value};
@@ -40,7 +40,7 @@ pub(super) struct BlockWeight {
 }
 
 /// Rows and columns of a block, if there are blocks.
-pub(super) fn block(scaling: Scaling) -> Option<[u64; 2]> {
+pub(crate) fn block(scaling: Scaling) -> Option<[u64; 2]> {
     match scaling {
         Scaling::Current { .. } | Scaling::Delayed { .. } => None,
         Scaling::Block { rows, columns, .. } => Some([rows.into(), columns.into()]),
@@ -73,9 +73,8 @@ pub(super) fn misfit(
             return Some(format!("dim {dim} of `{name}` has {found}, no multiple of {size}"));
         }
         let layout = &data.sharding.as_ref().filter(|_| weight)?.dims[dim];
-        let whole = layout.split(&[found / size, size], &graph.mesh).is_some_and(|parts| {
-            parts[1].is_whole() && parts[0].divides(found / size, &graph.mesh)
-        });
+        let parts = layout.split(&[found / size, size], &graph.mesh);
+        let whole = parts.is_some_and(|it| it[1].is_whole());
         let axes = graph.mesh.names(layout.axis_set());
         (!whole)
             .then(|| format!("{axes} cut dim {dim} of `{name}`, {found}, within blocks of {size}"))
@@ -83,9 +82,18 @@ pub(super) fn misfit(
 }
 
 /// Whether a weight can be quantized where it is stored, once for all its readers.
-pub(super) fn stays_whole(graph: &Graph, master: Value, spec: QuantSpec) -> bool {
+pub(crate) fn stays_whole(graph: &Graph, master: Value, spec: QuantSpec) -> bool {
     let Some(block) = block(spec.scaling) else { return true };
     block[0] > 1 && misfit(graph, master, spec, false, true).is_none()
+}
+
+/// The sharding of the scales of a matrix in blocks of 128x128 that no cut of `sharding` splits.
+pub(crate) fn over_blocks(sharding: &Sharding, shape: &[u64], mesh: &Mesh) -> Sharding {
+    let dims = sharding.dims.iter().zip(shape).map(|(layout, size)| {
+        let parts = layout.split(&[size / FP8_BLOCK, FP8_BLOCK], mesh);
+        parts.expect("no cut splits a block")[0].clone()
+    });
+    Sharding { dims: dims.collect(), partial: None }
 }
 
 impl Walk<'_> {
@@ -128,8 +136,8 @@ impl Walk<'_> {
         let Scaling::Block { rows, pow2, .. } = spec.scaling else {
             unreachable!("only blocks of 128 are codes with scales")
         };
-        let from = self.builder.graph.ty(value).dtype;
-        QuantizeBlock { to: fp8(spec.format), from, square: rows > 1, pow2, copies }
+        let (to, from) = (fp8(spec.format), self.builder.graph.ty(value).dtype);
+        QuantizeBlock { to, from, square: rows > 1, pow2, copies, uneven: false }
     }
 
     /// Makes the state of a weight codes, and adds one of scales; or lets it hold what codes stand for.
@@ -155,7 +163,7 @@ impl Walk<'_> {
         let graph = &*self.builder.graph;
         let name = format!("{}.scale_inv", graph.values[master].name);
         let shape = graph.ty(master).shape.iter().map(|it| it / FP8_BLOCK).collect();
-        let storage = self.over_blocks(master);
+        let storage = self.scales_of(master);
         let state = self.builder.leaf(&name, TensorType { dtype: DType::F32, shape }, Def::State);
         if let Some(storage) = storage {
             self.builder.pin(state, storage);
@@ -163,16 +171,10 @@ impl Walk<'_> {
         state
     }
 
-    /// The sharding of the scales of a matrix in blocks of 128x128 that no cut splits.
-    fn over_blocks(&self, value: Value) -> Option<Sharding> {
-        let graph = &*self.builder.graph;
-        let data = &graph.values[value];
-        let sharding = data.sharding.as_ref()?;
-        let dims = sharding.dims.iter().zip(&data.ty.shape).enumerate();
-        Some(dims.fold(Sharding::replicated(data.ty.ndim()), |res, (dim, (layout, size))| {
-            let parts = layout.split(&[size / FP8_BLOCK, FP8_BLOCK], &graph.mesh);
-            res.with_dim(dim, parts.expect("no cut splits a block")[0].clone())
-        }))
+    /// The sharding of the scales of a matrix in blocks of 128x128, if it has one itself.
+    fn scales_of(&self, value: Value) -> Option<Sharding> {
+        let (data, mesh) = (&self.builder.graph.values[value], &self.builder.graph.mesh);
+        Some(over_blocks(data.sharding.as_ref()?, &data.ty.shape, mesh))
     }
 
     /// Gathers the scales of a weight as `node` gathers its codes, if it does.
@@ -184,7 +186,7 @@ impl Walk<'_> {
         let (spec, Some(state)) = (weight.spec, weight.scale_inv) else { return Ok(()) };
         let name = format!("{}.full", graph.values[state].name);
         let scale_inv = self.builder.op(&name, Reshard::default(), &[state])?;
-        if let Some(sharding) = self.over_blocks(full) {
+        if let Some(sharding) = self.scales_of(full) {
             self.builder.pin(scale_inv, sharding);
         }
         let rows = Copy { codes: full, scale_inv, granule: Granule::Block };
@@ -197,6 +199,8 @@ impl Walk<'_> {
         for BlockWeight { param, spec, scale_inv, numbers, .. } in self.blocks.clone() {
             let Some(&(_, value)) = numbers.iter().find(|it| it.0 == section) else { continue };
             let data = self.builder.graph.params[param].clone();
+            let ValueData { sharding: storage, ty: TensorType { shape, .. }, .. } =
+                self.builder.graph.values[data.value].clone();
             self.builder.scope = data.scope;
             let next = if section == Section::Update { ".next" } else { "" };
             let name = format!("{}{next}", self.name(data.value));
@@ -206,7 +210,9 @@ impl Walk<'_> {
                 continue;
             };
             let names = ["codes", "scale_inv"].map(|it| format!("{name}.{it}"));
-            let op = self.quantize_block(value, spec, Copies::Rows);
+            let even = |it: &Sharding| it.divides(&shape, &self.builder.graph.mesh);
+            let uneven = !storage.as_ref().is_none_or(even);
+            let op = QuantizeBlock { uneven, ..self.quantize_block(value, spec, Copies::Rows) };
             let made = self.builder.ops(&[&names[0], &names[1]], op, &[value])?;
             for (state, value) in [data.compute, scale_inv].into_iter().zip(made) {
                 self.builder.graph.stores.push(Store { state, value, section });

@@ -67,14 +67,28 @@ impl Search<'_> {
         match classify(from, to, shape, mesh) {
             // Not everyday, and other single collectives may do where most is padding.
             Some(StepKind::Permute { .. }) => None,
+            // Where most is padding, sending all of it may be less.
+            Some(kind @ StepKind::ReduceScatter { dim, axes, op }) => {
+                let whole = from.with_partial(op, from.partial_axes().minus(axes));
+                let together = vec![
+                    Step { kind: StepKind::AllReduce { axes, op }, to: whole },
+                    Step { kind: StepKind::Slice { dim, axes }, to: to.clone() },
+                ];
+                self.cheaper(from, step(kind), together)
+            }
             Some(kind) => self.is_best(from, step(kind)),
             None => self.scatter_and_reduce(from),
         }
     }
 
     /// The steps, if no others can be cheaper. Others have at least two collectives, and must bring
-    /// a rank the bytes that it lacks; so padding and idle copies must be worth a latency.
+    /// a rank the bytes that it lacks; so padding and idle copies must be worth a latency. The padding
+    /// of granules is not: a weight is moved in a batch with others, to which each step would add one.
     fn is_best(&self, from: &Sharding, steps: Vec<Step>) -> Option<Vec<Step>> {
+        let in_granules = |it: &Sharding| it.dims.iter().any(|it| it.granule() != 1);
+        if in_granules(from) || in_granules(self.to) {
+            return Some(steps);
+        }
         let cost = self.path_cost(from, &steps);
         let least = self.least_bytes(from, steps.first()?.kind) / self.cost.bandwidth;
         let others = 2.0 * self.cost.latency + least;
@@ -138,6 +152,11 @@ impl Search<'_> {
             Step { kind: StepKind::ReduceScatter { dim, axes: scattered, op }, to: middle },
             Step { kind: StepKind::AllReduce { axes: kept, op }, to: to.clone() },
         ];
+        self.cheaper(from, apart, together)
+    }
+
+    /// The cheaper of two, if it is best.
+    fn cheaper(&self, from: &Sharding, apart: Vec<Step>, together: Vec<Step>) -> Option<Vec<Step>> {
         match self.path_cost(from, &together) < self.path_cost(from, &apart) {
             true => self.is_best(from, together),
             false => self.is_best(from, apart),
@@ -173,9 +192,6 @@ impl Search<'_> {
             let sharding = nodes[at].sharding.clone();
             for to in self.neighbours(&sharding) {
                 edges += 1;
-                if recut(&sharding, &to) && (at != 0 || to != *self.to) {
-                    continue;
-                }
                 let Some(kind) = classify(&sharding, &to, self.shape, self.mesh) else { continue };
                 let step = Step { kind, to };
                 let cost = Cost(cost.0 + self.step_cost(&sharding, &step), cost.1 + 1);
@@ -402,14 +418,6 @@ impl Search<'_> {
             res.push(less);
         }
     }
-}
-
-/// Whether some dimension is cut over the same axes in other granules. As a step on the way it would save
-/// padding, for one more collective of a tensor that is else moved in a batch with others.
-fn recut(a: &Sharding, b: &Sharding) -> bool {
-    let other =
-        |(a, b): (&DimLayout, &DimLayout)| a.digits() == b.digits() && a.granule() != b.granule();
-    a.dims.iter().zip(&b.dims).any(other)
 }
 
 /// The subsets worth a try: all of a few axes; of many, each alone and all together.

@@ -177,7 +177,7 @@ fn quantize_block() -> Vec<Case> {
         for ((square, copies, shapes), pow2) in
             ways.into_iter().flat_map(|it| [(it, false), (it, true)])
         {
-            let op = QuantizeBlock { to, from, square, pow2, copies };
+            let op = QuantizeBlock { to, from, square, pow2, copies, uneven: false };
             let make = |shape: &[u64], content: Option<Content>| {
                 let mut sample = Sample::floats(op.clone(), &[shape]);
                 sample.inputs[0].ty.dtype = from;
@@ -192,6 +192,23 @@ fn quantize_block() -> Vec<Case> {
             res.extend(batches(&some));
             res.extend(some);
             res.extend(CONTENTS.into_iter().map(|it| make(shapes[1], it)));
+        }
+        // Ranks that hold fewer rows, or fewer columns, than their buffers have room for.
+        let op = QuantizeBlock {
+            to,
+            from,
+            square: true,
+            pow2: true,
+            copies: Copies::Rows,
+            uneven: true,
+        };
+        for extents in [[384, 640], [128, 640], [384, 256], [0, 640]] {
+            let mut sample = Sample::floats(op.clone(), &[&[384, 640]]);
+            sample.inputs[0].ty.dtype = from;
+            let mut case = one(call(&sample), from);
+            let bound = |extent| LocalBound { start: 384, extent, size: 1280 };
+            case.calls[0].bounds = Some(extents.map(bound).to_vec());
+            res.push(case);
         }
     }
     res

@@ -1,0 +1,127 @@
+//! `round-cuts`: FSDP cuts weights in blocks between blocks, where that is cheaper than what it saves.
+//!
+//! A square of 128 x 128 numbers has one scale, so a weight is gathered as codes only if no cut goes through
+//! a square. Of 14336 rows over dp=64:
+//!
+//! ```text
+//!               rows of a rank                 gathered
+//! [dp, _]       224                            numbers of the compute type, quantized behind the gather
+//! [dp%128, _]   256 of 56 ranks, none of 8     codes and scales: half the bytes, and a seventh more padding
+//! ```
+//!
+//! What is compared is what propagation compares, seconds of collectives: the gathers of a micro-batch, and the
+//! reduction of the gradient, which is padded as well. Few rows on many ranks are so left as they are. Tensor
+//! parallelism is never rounded: its cuts are what ranks compute.
+
+use ir::graph::{AfterForward, Cut, Param};
+use ir::placement::{self, CommCost, PlacementError, ReduceOp, Sharding};
+use ir::quant::blocks::FP8_BLOCK;
+use ir::quant::{QuantSpec, Scaling};
+use ir::{DType, Graph, Phase};
+
+use crate::quantize::{Gemms, block};
+use crate::{Pass, PassError};
+
+/// See the [module docs](self).
+pub struct RoundCuts;
+
+impl Pass<Graph> for RoundCuts {
+    fn name(&self) -> &'static str {
+        "round-cuts"
+    }
+
+    fn phases(&self) -> (Phase, Phase) {
+        (Phase::Logical, Phase::Logical)
+    }
+
+    fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
+        let gemms = Gemms::find(graph)?;
+        for (index, spec) in gemms.weights.into_iter().enumerate() {
+            let Some(spec) = spec.filter(|it| matches!(it.scaling, Scaling::Block { .. })) else {
+                continue;
+            };
+            let param = graph.params[index].clone();
+            if let Some(rounded) = rounded(graph, &param, spec) {
+                let cut = compared(graph, &param, &rounded).map_err(|it| PassError::Failed {
+                    code: "PL0303",
+                    message: it.to_string(),
+                    subject: Some(graph.values[param.value].name.clone()),
+                })?;
+                if cut.is_rounded() {
+                    store(graph, &param, &rounded);
+                }
+                graph.cuts.push(cut);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The storage of a weight in whole blocks, if its cuts go through some and rounding would help.
+fn rounded(graph: &mut Graph, param: &Param, spec: QuantSpec) -> Option<Sharding> {
+    let data = &graph.values[param.value];
+    let storage =
+        data.sharding.clone().filter(|_| !block::stays_whole(graph, param.value, spec))?;
+    let shape = &data.ty.shape;
+    if shape.iter().any(|it| !it.is_multiple_of(FP8_BLOCK)) {
+        return None;
+    }
+    let in_blocks = |mut res: Sharding| {
+        for (layout, &size) in res.dims.iter_mut().zip(shape) {
+            let rounded = layout.clone().in_granules(FP8_BLOCK as u32);
+            if !rounded.divides(size, &graph.mesh) {
+                *layout = rounded;
+            }
+        }
+        res
+    };
+    let rounded = in_blocks(storage.clone());
+    graph.values[param.value].sharding = Some(rounded.clone());
+    let helps = block::stays_whole(graph, param.value, spec);
+    graph.values[param.value].sharding = Some(storage);
+    helps.then_some(rounded)
+}
+
+/// What a micro-batch costs with and without.
+fn compared(graph: &Graph, param: &Param, rounded: &Sharding) -> Result<Cut, PlacementError> {
+    let (data, mesh, cost) = (&graph.values[param.value], &graph.mesh, CommCost::default());
+    let full = graph.sharding(param.full);
+    let gathers = match graph.scopes[param.scope].after_forward {
+        AfterForward::Keep => 1.0,
+        AfterForward::Drop | AfterForward::KeepPiece(_) => 2.0,
+    };
+    let moved = |from: &Sharding, to: &Sharding, shape: &[u64], dtype: DType| {
+        placement::reshard_cost(from, to, shape, dtype.bytes(), mesh, &cost)
+    };
+    // Scales go with the codes.
+    let beside = CommCost { latency: 0.0, ..cost };
+    let reduced = |storage: &Sharding| match param.trainable {
+        true => {
+            let axes = storage.sharded_axes().minus(full.sharded_axes());
+            let grad = full.with_partial(ReduceOp::Sum, axes);
+            moved(&grad, storage, &data.ty.shape, param.reduce_dtype)
+        }
+        false => Ok(0.0),
+    };
+    let even = data.sharding.clone().expect("it is cut");
+    let shape = &data.ty.shape;
+    let in_blocks = |it: &Sharding| block::over_blocks(it, shape, mesh);
+    let grid: Vec<u64> = shape.iter().map(|it| it / FP8_BLOCK).collect();
+    let numbers = moved(&even, full, shape, graph.ty(param.compute).dtype)?;
+    let codes = moved(rounded, full, shape, DType::E4M3)?;
+    let (scales, of) = (in_blocks(rounded), in_blocks(full));
+    let scales = placement::reshard_cost(&scales, &of, &grid, DType::F32.bytes(), mesh, &beside)?;
+    let seconds =
+        [gathers * numbers + reduced(&even)?, gathers * (codes + scales) + reduced(rounded)?];
+    Ok(Cut { weight: data.name.clone(), even, rounded: rounded.clone(), seconds })
+}
+
+/// Stores the weight, what computes, and its gradient like that. Other states do not exist yet.
+fn store(graph: &mut Graph, param: &Param, rounded: &Sharding) {
+    let states = [param.value, param.compute];
+    let stored = graph.stores.iter().filter(|it| states.contains(&it.state)).map(|it| it.value);
+    let values: Vec<_> = states.into_iter().chain(param.grad).chain(stored).collect();
+    for value in values {
+        graph.values[value].sharding = Some(rounded.clone());
+    }
+}
