@@ -35,6 +35,38 @@ pub const SMALL: &str = r#"Model(
     ],
 )"#;
 
+/// A Llama of one layer with dims that all recipes take; as in `tests/recipes.rs`.
+pub const WIDE: &str = r#"Model(
+    name: "wide",
+    batch: Global(2),
+    sequence: 128,
+    sequence_parallel: true,
+    precision: (compute: bf16),
+    optimizer: AdamW(betas: (0.9, 0.95), weight_decay: 0.1),
+    schedule: (lr: 1e-3),
+    layers: [
+        Embedding(name: "embed", vocab: 64, dim: 256),
+        Repeat(n: 1, prefix: "layers", body: [
+            TransformerLayer(
+                norm: RmsNorm(eps: 1e-5),
+                attention: (heads: 2, rope: (theta: 10000)),
+                mlp: (ffn: 256, activation: swiglu),
+                bias: false,
+            ),
+        ]),
+        RmsNorm(name: "norm", eps: 1e-5),
+        LmHead(name: "head"),
+        CrossEntropy(),
+    ],
+)"#;
+
+/// Of [`WIDE`], with which FSDP cuts `gate_proj` and `up_proj` between blocks, on two ranks and on three.
+pub const ROUNDED: [(&str, &str); 3] = [
+    ("recipe", "Float8BlockScaling()"),
+    ("batch", "Global(6)"),
+    ("layers[1].body[0].mlp.ffn", "640"),
+];
+
 /// `--set` options.
 pub type Set<'a> = &'a [(&'a str, &'a str)];
 

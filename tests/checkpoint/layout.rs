@@ -82,6 +82,28 @@ fn uneven_shards_are_covered_once() {
     }
 }
 
+/// 5 blocks of 128 rows over 2 and over 3 ranks.
+#[test]
+fn boxes_of_weights_in_blocks_end_between_blocks() {
+    for (mesh, expect) in [("2", [384, 256].as_slice()), ("3", [256, 256, 128].as_slice())] {
+        let index = check_index(&compile(WIDE, mesh, &ROUNDED));
+        let mut n = 0;
+        let of_weight = |it: &(&String, &checkpoint::StoredTensor)| {
+            it.0.contains("mlp.gate_proj.weight") && it.1.shape.len() == 2
+        };
+        for (key, stored) in index.tensors.iter().filter(of_weight) {
+            let mut chunks: Vec<_> = stored.chunks.iter().map(|it| &it.chunk).collect();
+            chunks.sort_by_key(|it| it.offsets[0]);
+            let rows: Vec<u64> = chunks.iter().map(|it| it.sizes[0]).collect();
+            let block = if key.ends_with("scale_inv") { 128 } else { 1 };
+            assert_eq!(rows, expect.iter().map(|it| it / block).collect::<Vec<u64>>(), "{key}");
+            n += 1;
+        }
+        // The master, its two moments, codes and scales.
+        assert_eq!(n, 5, "mesh {mesh}");
+    }
+}
+
 #[test]
 fn every_rank_knows_its_part_of_the_index() {
     for mesh in ["1", "4", "2x4", "2x2x2"] {

@@ -1,5 +1,7 @@
 //! Training that was stopped and resumed is training.
 
+use std::path::Path;
+
 use crate::harness::*;
 
 /// Meshes with padding, with replicas, with both.
@@ -73,31 +75,6 @@ fn a_vocabulary_of_2049() {
     check("vocab_2049_hsdp", "2049", "2x2x2", &["4x2", "2x2x2"]);
 }
 
-/// A Llama of one layer with dims that all recipes take; as in `tests/recipes.rs`.
-const WIDE: &str = r#"Model(
-    name: "wide",
-    batch: Global(2),
-    sequence: 128,
-    sequence_parallel: true,
-    precision: (compute: bf16),
-    optimizer: AdamW(betas: (0.9, 0.95), weight_decay: 0.1),
-    schedule: (lr: 1e-3),
-    layers: [
-        Embedding(name: "embed", vocab: 64, dim: 256),
-        Repeat(n: 1, prefix: "layers", body: [
-            TransformerLayer(
-                norm: RmsNorm(eps: 1e-5),
-                attention: (heads: 2, rope: (theta: 10000)),
-                mlp: (ffn: 256, activation: swiglu),
-                bias: false,
-            ),
-        ]),
-        RmsNorm(name: "norm", eps: 1e-5),
-        LmHead(name: "head"),
-        CrossEntropy(),
-    ],
-)"#;
-
 /// Saved at step 3; the ten steps after it are those of a run without a stop.
 #[track_caller]
 fn check_recipe(test: &str, set: Set) {
@@ -140,6 +117,29 @@ fn current_scaling() {
 #[test]
 fn block_scaling() {
     check_recipe("block", &[("recipe", "Float8BlockScaling()")]);
+}
+
+/// Boxes between blocks are loaded like others, on a mesh that cuts them elsewhere and back.
+#[test]
+fn weights_cut_between_blocks() {
+    check_recipe(
+        "rounded_2x2",
+        &ROUNDED.map(|it| if it.0.ends_with("ffn") { (it.0, "1280") } else { it }),
+    );
+    let plans = ["1", "2", "3"].map(|mesh| compile(WIDE, mesh, &ROUNDED));
+    let folders = [folder("rounded_2"), folder("rounded_3")];
+    let options = |from: &Path, load: Option<&Path>| runtime::TrainOptions {
+        steps: Some(2),
+        save: saving(from, 2),
+        load: load.and_then(loading),
+        ..runtime::TrainOptions::default()
+    };
+    let expect = state(&train(&plans[1], &options(&folders[0], None)).session);
+    train(&plans[2], &options(&folders[1], Some(&folders[0])));
+    for (plan, from) in [(&plans[0], &folders[0]), (&plans[1], &folders[1])] {
+        let found = train_to(plan, 2, Some(from));
+        assert!(state(&found.session) == expect, "{:?}", found.warnings);
+    }
 }
 
 #[test]
