@@ -1,8 +1,10 @@
 //! What commands print and write when all is well.
 
+use std::fs;
+
 use serde_json::Value;
 
-use crate::Folder;
+use crate::{Folder, workspace};
 
 #[track_caller]
 fn json(text: &str) -> Value {
@@ -55,6 +57,58 @@ fn compile_counts_for_programs() {
     let collectives = found["summary"]["collectives"].as_array().expect("a list");
     let gathers = collectives.iter().find(|it| it["axes"] == "dp" && it["kind"] == "all_gather");
     assert!(gathers.is_some_and(|it| it["wire_bytes"].as_u64() > Some(0)), "{collectives:?}");
+}
+
+/// Llama-3-8B on 64 GPUs. Rows of a rank: 14336 / 64 = 224, or two blocks; 4096 / 64 = 64, or one block. What is
+/// compared is 10 us and 200 GB/s for each of two gathers, bf16 against codes and scales, and a reduction in bf16.
+#[test]
+fn the_plan_says_how_weights_in_blocks_are_cut() {
+    let seconds = |rows: f64, bytes: f64, columns: f64| {
+        let sent = |bytes: f64| 10e-6 + 63.0 * rows * columns * bytes / 200e9;
+        2.0 * sent(bytes) + sent(2.0)
+    };
+    let codes = 1.0 + 4.0 / (128.0 * 128.0);
+    let share = |even: f64, rounded: f64, columns: f64| {
+        format!("{:.2}", seconds(rounded, codes, columns) / seconds(even, 2.0, columns))
+    };
+    let folder = Folder::new("cuts", &[]);
+    fs::copy(workspace("examples/llama3-8b.ron"), folder.0.join("8b.ron")).expect("an example");
+    let compile =
+        "compile 8b.ron --mesh 64x1 --set recipe=Float8BlockScaling() --set batch=Global(64)";
+    let text = folder.works(&format!("{compile} -v"));
+    let line = |weight: &str| {
+        let found = text.lines().find(|it| it.contains("[dp%128, _]") && it.contains(weight));
+        found.unwrap_or_else(|| panic!("no line of {weight}:\n{text}")).trim().to_string()
+    };
+    assert_eq!(
+        line("gate_proj"),
+        format!(
+            "32 x  model.layers.*.mlp.gate_proj.weight     [dp%128, _], gathered as codes: {} of the \
+             time of [dp, _]",
+            share(224.0, 256.0, 4096.0)
+        )
+    );
+    assert_eq!(
+        line("down_proj"),
+        format!(
+            "32 x  model.layers.*.mlp.down_proj.weight     [dp, _], quantized when gathered; [dp%128, _] \
+             would take {} of it",
+            share(64.0, 128.0, 14336.0)
+        )
+    );
+    let found = json(&folder.works(&format!("{compile} --format json")));
+    let cuts = found["cuts"].as_array().expect("a list");
+    assert_eq!(cuts.len(), 7 * 32);
+    let rounded: Vec<_> = cuts.iter().filter(|it| it["is_rounded"] == true).collect();
+    assert_eq!(rounded.len(), 2 * 32);
+    assert_eq!(rounded[0]["rounded"]["sharding"], "[dp%128, _]");
+    let amax = folder.works("inspect 8b.plan --amax");
+    let words: Vec<&str> = amax.split_whitespace().collect();
+    let amax = words.join(" ");
+    assert!(amax.contains("gathered over dp in FP8, cut between blocks"), "{amax}");
+    assert!(amax.contains("gathered over dp before it is quantized"), "{amax}");
+    let param = folder.works("inspect 8b.plan --param *.0.mlp.gate_proj.weight --coord dp=55");
+    assert!(param.contains("[dp%128, _]") && param.contains("[14080,14336)"), "{param}");
 }
 
 #[test]
