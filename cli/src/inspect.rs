@@ -236,7 +236,7 @@ fn ranks(mesh: &Mesh, coord: Option<&str>) -> Outcome<Vec<u64>> {
 }
 
 fn parse_coord(user: &Mesh, text: &str) -> Outcome<Vec<(Axis, u32)>> {
-    let mut res = Vec::new();
+    let mut res: Vec<(Axis, u32)> = Vec::new();
     for part in text.split(',') {
         let bad = || {
             Failure::new("PL0607", format!("`{part}` in `--coord` is no `axis=index`"))
@@ -257,6 +257,10 @@ fn parse_coord(user: &Mesh, text: &str) -> Outcome<Vec<(Axis, u32)>> {
                     size - 1
                 ),
             ));
+        }
+        if res.iter().any(|it| it.0 == axis) {
+            let message = format!("`--coord {text}` gives axis `{name}` more than once");
+            return Err(Failure::new("PL0607", message).help("leave all but one index of it out"));
         }
         res.push((axis, index));
     }

@@ -652,7 +652,7 @@ pub const CODES: &[Code] = &[
     Code {
         code: "PL0607",
         title: "not a coordinate of the mesh",
-        text: "`--coord` has an axis that the mesh does not have, or an index beyond its size. Axes \
+        text: "`--coord` has an axis that the mesh does not have, an axis twice, or an index beyond its size. Axes \
                are those of `--mesh`, not the parts that the compiler cuts them into.",
         example: "--coord tp=4 on a mesh with tp=4, whose last index is 3.",
         fix: "Use the axes and sizes of the mesh; indices count from 0.",

@@ -313,6 +313,12 @@ fn coord_beyond_the_mesh() {
 }
 
 #[test]
+fn coord_with_an_axis_twice() {
+    let folder = compiled("coord_with_an_axis_twice");
+    check_in(&folder, "coord_with_an_axis_twice", "inspect model.plan --coord dp=1,dp=0");
+}
+
+#[test]
 fn unknown_param() {
     check_in(&compiled("unknown_param"), "unknown_param", "inspect model.plan --param q_proj");
 }
