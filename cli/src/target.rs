@@ -22,8 +22,12 @@ pub fn load(name: &str) -> Outcome<Target> {
     let text = std::fs::read_to_string(name)
         .map_err(|it| Failure::new("PL0601", format!("cannot read `{name}`: {}", reason(&it))))?;
     Target::parse(&text).map_err(|it| {
-        Failure::new("PL0651", format!("`{name}` is no profile of a target: {it}"))
-            .help("ir/profiles/h200.ron has all fields, with what they mean in docs/cost.md")
+        let failure = Failure::new("PL0651", format!("`{name}` is no profile of a target: {it}"))
+            .help("ir/profiles/h200.ron has all fields, with what they mean in docs/cost.md");
+        match it.span(&text) {
+            Some(span) => failure.at(Path::new(name), &text, span),
+            None => failure,
+        }
     })
 }
 

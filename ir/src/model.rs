@@ -19,12 +19,14 @@ pub mod schema;
 use ron::extensions::Extensions;
 
 pub use elaborate::{Cx, Values, elaborate};
+pub(crate) use error::offset;
 pub use error::{At, ModelError, Problem};
 pub use layout::{Axes, Layout, Tp};
 pub use locate::locate;
 pub use mesh::MeshSpec;
 pub use names::{Names, glob};
 pub use params::ParamSpec;
+pub(crate) use range::number_text;
 pub use range::{Fields, MAX_SIZE};
 pub use schema::Model;
 

@@ -741,8 +741,8 @@ pub const CODES: &[Code] = &[
     Code {
         code: "PL0651",
         title: "a profile that cannot be read",
-        text: "The file is no RON, lacks a field or has one too many, or has a number that makes no sense: a rate of \
-               0, or two measurements of a collective of which the larger has the lower bandwidth.",
+        text: "The file is no RON, lacks a field or has one too many, or has a number that no machine has: a rate of \
+               0, a time of 1e9 seconds, or two measurements of a collective of which the larger has the lower bandwidth.",
         example: "bandwidth: (0, Assumed(\"to be measured\")).",
         fix: "Correct what the message names; ir/profiles/h200.ron has every field.",
     },

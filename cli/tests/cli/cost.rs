@@ -167,6 +167,49 @@ fn a_profile_of_ones_own_is_a_file() {
     assert_eq!(mine["seconds"], theirs["seconds"]);
 }
 
+/// A profile with a number that no machine has is refused, with the field and its place in the file.
+#[test]
+fn numbers_that_no_machine_has_are_refused() {
+    let folder = Folder::new("absurd_target", &[]);
+    let profile = std::fs::read_to_string(workspace("ir/profiles/h200.ron")).expect("a profile");
+    let check = |from: &str, to: &str, expect: &str| {
+        assert!(profile.contains(from), "{from}");
+        folder.write("mine.ron", profile.replacen(from, to, 1));
+        let ran = folder.planc("compile model.ron --mesh 2x4 --target mine.ron --format json");
+        let found = json(&ran.stderr);
+        assert_eq!((ran.code, &found["code"]), (1, &"PL0651".into()), "{}", ran.stderr);
+        let message = found["message"].as_str().expect("a message");
+        assert!(message.contains(expect), "{message}");
+        let line = profile[..profile.find(from).expect("it is there")].lines().count();
+        assert_eq!(found["spans"][0]["line"], line, "{}", ran.stderr);
+    };
+    let amount = "a number from 1 to 1e21";
+    check(
+        "memory: (149250113536",
+        "memory: (1e400",
+        &format!("`memory` is inf, and must be {amount}"),
+    );
+    check("bandwidth: (4.2e12", "bandwidth: (NaN", "`bandwidth` is NaN");
+    check("peak: (989e12", "peak: (1e-300", "`peak` is 1e-300");
+    check("ranks_per_node: 8", "ranks_per_node: 0", "`ranks_per_node` is 0,");
+    check("tile: (128, 256)", "tile: (128, 0)", "`tile[1]` is 0,");
+    check(
+        "launch: (5e-6",
+        "launch: (1e308",
+        "`launch` is 1e308, and must be a number from 0 to 1000",
+    );
+    check("tree_node: 28e-6", "tree_node: -28e-6", "`hops.tree_node` is -2.8e-5");
+    check("fp8: Some((1467e12", "fp8: Some((-1", "`gemm.fp8` is -1,");
+    check("(996147200,", "(-1,", "`communicators[0]` is -1,");
+    check("sustained: (0.881", "sustained: (1.5", "a number from 0.001 to 1");
+    check("network: (37e9", "network: (fast", "Expected float");
+    check(
+        "points: ((67108864, 201e9)",
+        "points: ((67108864, 1e-300)",
+        "`node.reduce_scatter.points` gives no",
+    );
+}
+
 /// A move of the reports C58 and C59, as `planc compile` shows it.
 fn move_of(name: &str, mesh: &str, sizes: &str, from: &str, to: &str) -> String {
     let folder = Folder::new(name, &[]);

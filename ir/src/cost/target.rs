@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::model::{locate, number_text, offset};
 use crate::ops::{Granule, Op, QuantMatmul};
 use crate::plan::{Instruction, Plan};
 
@@ -138,18 +139,26 @@ pub enum TargetError {
     /// Not RON, or not a profile.
     #[error("{0}")]
     Parse(#[from] ron::error::SpannedError),
-    /// A number that makes no sense.
+    /// A number that no machine has.
     #[error(
-        "`{field}` is {value}, and must be a number above 0, or 0 where that is a time or memory"
+        "`{field}` is {}, and must be a number from {} to {}",
+        number_text(*value), number_text(*least), number_text(*most)
     )]
-    NotPositive {
+    Range {
         /// Which.
         field: &'static str,
         /// What it is.
         value: f64,
+        /// The least that it may be.
+        least: f64,
+        /// The most.
+        most: f64,
     },
     /// A share that is none.
-    #[error("`{field}` is {value}, and must be a share: 0 or more, and less than 1")]
+    #[error(
+        "`{field}` is {}, and must be a share: 0 or more, and less than 1",
+        number_text(*value)
+    )]
     Share {
         /// Which.
         field: &'static str,
@@ -158,13 +167,29 @@ pub enum TargetError {
     },
     /// Two measurements from which no latency and bandwidth follow.
     #[error(
-        "the points of `node.{collective}` give no latency and bandwidth: the second must be of a larger size, which \
-         takes longer and has the higher bandwidth"
+        "`{field}` gives no latency and bandwidth: the second must be of a larger size, which takes longer and has the \
+         higher bandwidth, of 1 byte a second or more"
     )]
     Points {
         /// Of which collective.
-        collective: &'static str,
+        field: &'static str,
     },
+}
+
+impl TargetError {
+    /// The bytes of the profile to point at.
+    pub fn span(&self, source: &str) -> Option<std::ops::Range<usize>> {
+        match self {
+            TargetError::Parse(it) => {
+                Some(offset(source, it.span.start)..offset(source, it.span.end))
+            }
+            // The number of a figure is the first of two.
+            TargetError::Range { field, .. } | TargetError::Share { field, .. } => {
+                locate(source, &format!("{field}[0]"))
+            }
+            TargetError::Points { field } => locate(source, field),
+        }
+    }
 }
 
 impl Target {
@@ -193,19 +218,36 @@ impl Target {
 
     fn validate(&self) -> Result<(), TargetError> {
         let Target { gemm, node, hops, .. } = self;
-        let positive: [(&str, f64); 12] = [
-            ("ranks_per_node", self.ranks_per_node.into()),
-            ("memory", self.memory.0),
-            ("bandwidth", self.bandwidth.0),
-            ("processors", self.processors.0),
-            ("tile", self.tile.0.min(self.tile.1) as f64),
-            ("peak", self.peak.0),
-            ("gemm.f32", gemm.f32.0),
-            ("gemm.bf16", gemm.bf16.0),
-            ("attention", self.attention.0),
-            ("sustained", self.sustained.0),
-            ("node.small_factor", node.small_factor.0),
-            ("network", self.network.0),
+        // Within these no prediction leaves what an f64 holds.
+        const AMOUNT: [f64; 2] = [1.0, 1e21];
+        const BYTES: [f64; 2] = [0.0, 1e21];
+        const SECONDS: [f64; 2] = [0.0, 1e3];
+        let numbers: [(&str, f64, [f64; 2]); 25] = [
+            ("ranks_per_node", self.ranks_per_node.into(), AMOUNT),
+            ("memory", self.memory.0, AMOUNT),
+            ("reserved", self.reserved.0, BYTES),
+            ("communicators[0]", self.communicators.0.0, BYTES),
+            ("communicators[1]", self.communicators.1.0, BYTES),
+            ("bandwidth", self.bandwidth.0, AMOUNT),
+            ("launch", self.launch.0, SECONDS),
+            ("processors", self.processors.0, AMOUNT),
+            ("tile[0]", self.tile.0 as f64, AMOUNT),
+            ("tile[1]", self.tile.1 as f64, AMOUNT),
+            ("peak", self.peak.0, AMOUNT),
+            ("gemm.f32", gemm.f32.0, AMOUNT),
+            ("gemm.bf16", gemm.bf16.0, AMOUNT),
+            ("attention", self.attention.0, AMOUNT),
+            ("sustained", self.sustained.0, [1e-3, 1.0]),
+            ("node.small", node.small.0, SECONDS),
+            ("node.small_factor", node.small_factor.0, [1e-3, 1e3]),
+            ("network", self.network.0, AMOUNT),
+            ("hops.node", hops.node, SECONDS),
+            ("hops.node_small", hops.node_small, SECONDS),
+            ("hops.network", hops.network, SECONDS),
+            ("hops.network_small", hops.network_small, SECONDS),
+            ("hops.tree_node", hops.tree_node, SECONDS),
+            ("hops.tree_network", hops.tree_network, SECONDS),
+            ("hops.tree_network_small", hops.tree_network_small, SECONDS),
         ];
         let fp8 = [
             ("gemm.fp8_fast", &gemm.fp8_fast),
@@ -213,39 +255,22 @@ impl Target {
             ("gemm.fp8_block", &gemm.fp8_block),
             ("gemm.fp8_rows", &gemm.fp8_rows),
         ];
-        let fp8 = fp8.into_iter().filter_map(|it| Some((it.0, it.1.as_ref()?.0)));
-        let wrong = |it: &(&str, f64)| !(it.1.is_finite() && it.1 > 0.0);
-        if let Some((field, value)) = positive.into_iter().chain(fp8).find(wrong) {
-            return Err(TargetError::NotPositive { field, value });
-        }
-        let zero: [(&str, f64); 12] = [
-            ("reserved", self.reserved.0),
-            ("communicators", self.communicators.0.0),
-            ("communicators", self.communicators.1.0),
-            ("launch", self.launch.0),
-            ("node.small", node.small.0),
-            ("hops.node", hops.node),
-            ("hops.node_small", hops.node_small),
-            ("hops.network", hops.network),
-            ("hops.network_small", hops.network_small),
-            ("hops.tree_node", hops.tree_node),
-            ("hops.tree_network", hops.tree_network),
-            ("hops.tree_network_small", hops.tree_network_small),
-        ];
-        let wrong = |it: &(&str, f64)| !(it.1.is_finite() && it.1 >= 0.0);
-        if let Some((field, value)) = zero.into_iter().find(wrong) {
-            return Err(TargetError::NotPositive { field, value });
+        let fp8 = fp8.into_iter().filter_map(|it| Some((it.0, it.1.as_ref()?.0, AMOUNT)));
+        for (field, value, [least, most]) in numbers.into_iter().chain(fp8) {
+            if !(least..=most).contains(&value) {
+                return Err(TargetError::Range { field, value, least, most });
+            }
         }
         if !(0.0..1.0).contains(&self.overlap.0) {
             return Err(TargetError::Share { field: "overlap", value: self.overlap.0 });
         }
         let kinds = [
-            ("all_gather", &node.all_gather),
-            ("reduce_scatter", &node.reduce_scatter),
-            ("all_reduce", &node.all_reduce),
+            ("node.all_gather.points", &node.all_gather),
+            ("node.reduce_scatter.points", &node.reduce_scatter),
+            ("node.all_reduce.points", &node.all_reduce),
         ];
-        match kinds.into_iter().find(|it| !it.1.makes_sense()) {
-            Some((collective, _)) => Err(TargetError::Points { collective }),
+        match kinds.into_iter().find(|it| !it.1.makes_sense(AMOUNT)) {
+            Some((field, _)) => Err(TargetError::Points { field }),
             None => Ok(()),
         }
     }
@@ -295,14 +320,13 @@ impl Collectives {
         (small_seconds - small / bandwidth, bandwidth)
     }
 
-    fn makes_sense(&self) -> bool {
+    /// Whether a latency and a bandwidth follow, with bandwidths from `least` to `most`.
+    fn makes_sense(&self, [least, most]: [f64; 2]) -> bool {
         let [(small, small_bus), (large, large_bus)] = self.points;
         let (latency, bandwidth) = self.fit(1.0);
-        let positive = |it: f64| it.is_finite() && it > 0.0;
+        let in_range = |it: f64| (least..=most).contains(&it);
         small < large
-            && positive(small_bus)
-            && positive(large_bus)
+            && [small_bus, large_bus, bandwidth].into_iter().all(in_range)
             && latency >= 0.0
-            && positive(bandwidth)
     }
 }

@@ -84,7 +84,7 @@ fn profiles_without_sense_are_refused() {
     check("bandwidth: (4.2e12", "bandwidth: (NaN", "`bandwidth` is NaN");
     check("overlap: (0.35", "overlap: (1", "`overlap` is 1, and must be a share");
     check("launch: (5e-6", "launch: (-1", "`launch` is -1");
-    check("(1073741824, 265e9)", "(1073741824, 26e9)", "`node.all_gather`");
+    check("(1073741824, 265e9)", "(1073741824, 26e9)", "`node.all_gather.points`");
     check("tile: (128, 256)", "tiles: (128, 256)", "Unexpected field named `tiles`");
 }
 

@@ -498,7 +498,7 @@ pub(super) fn from_ron(source: &str, error: SpannedError) -> ModelError {
 }
 
 /// The byte of a line and column.
-fn offset(source: &str, position: Position) -> usize {
+pub(crate) fn offset(source: &str, position: Position) -> usize {
     let lines = source.split_inclusive('\n').take(position.line.saturating_sub(1));
     let start: usize = lines.map(str::len).sum();
     let rest = &source[start..];

@@ -114,8 +114,7 @@ impl Fields {
     }
 
     fn number(&self, ok: bool, field: &str, value: f64, expected: &str) -> Result<(), ModelError> {
-        let text = format!("{value:?}");
-        self.require(ok, field, text.strip_suffix(".0").unwrap_or(&text), expected)
+        self.require(ok, field, number_text(value), expected)
     }
 
     /// A size: at least 1.
@@ -191,6 +190,12 @@ impl Fields {
         let dot = if field.is_empty() { "" } else { "." };
         self.init(&format!("{field}{dot}init"), options.init)
     }
+}
+
+/// `1`, `0.5`, `1e21`.
+pub(crate) fn number_text(value: f64) -> String {
+    let text = format!("{value:?}");
+    text.strip_suffix(".0").unwrap_or(&text).to_string()
 }
 
 /// The error of a tensor that is too large.
