@@ -252,6 +252,7 @@ fn line_of(text: &str, place: &Place) -> usize {
     };
     let found = match place {
         Place::Program => None,
+        Place::Run => lines().find(|it| it.1.starts_with("run ")),
         Place::Node { index, .. } => lines().filter(|it| it.1.starts_with('%')).nth(*index),
         Place::Instruction { section: of, index } => {
             let header = format!("{}:", of.name());

@@ -317,6 +317,7 @@ fn line_of(text: &str, place: &Place) -> Option<Range<usize>> {
     let mut line = |fits: &dyn Fn(&str) -> bool| lines.find(|it| fits(it.0)).map(|it| it.1);
     match place {
         Place::Program | Place::Node { .. } => None,
+        Place::Run => line(&|it| it.starts_with("run ")),
         Place::Value(name) => line(&|it| it.contains(&format!("%{name} "))),
         Place::Buffer(name) => line(&|it| it.starts_with(&format!("buffer %{name} "))),
         Place::Instruction { section, index } => {

@@ -26,8 +26,8 @@ pub use locate::locate;
 pub use mesh::MeshSpec;
 pub use names::{Names, glob};
 pub use params::ParamSpec;
-pub(crate) use range::number_text;
 pub use range::{Fields, MAX_SIZE};
+pub(crate) use range::{check_run, number_text};
 pub use schema::Model;
 
 /// Reads the text of a `model.ron`.

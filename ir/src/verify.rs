@@ -40,6 +40,8 @@ fn prefix(context: &str) -> String {
 pub enum Place {
     /// Not at one place.
     Program,
+    /// At what a plan says of data and schedule.
+    Run,
     /// At this position of [`crate::Graph::order`].
     Node {
         /// The node's section.
@@ -64,6 +66,7 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Place::Program => f.write_str("program"),
+            Place::Run => f.write_str("run"),
             Place::Node { section, index } => write!(f, "{section:?} node {index}"),
             Place::Value(name) => write!(f, "value %{name}"),
             Place::Instruction { section, index } => write!(f, "{} {index}", section.name()),

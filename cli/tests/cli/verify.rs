@@ -109,6 +109,48 @@ fn ids_that_no_table_has_are_refused() {
     assert!(ran.stderr.contains("ids are below 300"), "{}", ran.stderr);
 }
 
+/// A loss in chunks looks its labels up in pieces: 256 columns of logits, though there are 300 rows of the table.
+#[test]
+fn ids_that_no_chunk_of_logits_has_are_refused() {
+    let replace = [
+        ("vocab: 256, dim: 64)", "vocab: 300, dim: 64)"),
+        ("LmHead(name: \"lm_head\"", "LmHead(name: \"lm_head\", chunks: 4, vocab: 256"),
+    ];
+    let folder = Folder::new("verify_chunks", &replace);
+    let ran = edited_in(&folder, "2x2", |lines| {
+        let at = position(lines, |it| it.starts_with("  run ("));
+        lines[at] = lines[at].replace("vocab:256", "vocab:300");
+    });
+    assert!(ran.stderr.contains("ids are below 300"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_run_that_no_model_has_is_refused() {
+    let check = |from: &str, to: &str, expect: &str| {
+        let ran = edited("verify_run", |lines| {
+            let at = position(lines, |it| it.starts_with("  run ("));
+            assert!(lines[at].contains(from), "{}", lines[at]);
+            lines[at] = lines[at].replace(from, to);
+        });
+        let text = unwrapped(&ran.stderr);
+        assert!(text.contains(expect) && text.contains("edited.plan:2:"), "{text}");
+    };
+    let rate = "at least 0 and finite";
+    check("lr:0.001", "lr:NaN", &format!("schedule.lr is NaN, and must be {rate}"));
+    check("lr:0.001", "lr:-0.001", &format!("schedule.lr is -0.001, and must be {rate}"));
+    check("lr:0.001", "lr:1e400", &format!("schedule.lr is inf, and must be {rate}"));
+    let decay = "decay:Cosine(until:5,min:-1)";
+    check("decay:Constant", decay, &format!("schedule.decay.min is -1, and must be {rate}"));
+    let decay = "decay:Linear(until:0,min:0)";
+    check("decay:Constant", decay, "schedule.decay.until is 0, and must be more than warmup");
+    check("steps:20", "steps:0", "steps is 0, and must be at least 1");
+    check("vocab:256", "vocab:0", "vocab is 0, and must be at least 1");
+    let other = |batch: &str| format!("a batch is {batch} tokens, and `tokens` is i32[8, 32]");
+    check("global_batch:8", "global_batch:16", &other("16 x 32"));
+    check("global_batch:8,sequence:32", "global_batch:16,sequence:16", &other("16 x 16"));
+    check("global_batch:8", "global_batch:18446744073709551615", "must be at most 2^40");
+}
+
 #[test]
 fn a_gradient_that_reaches_no_optimizer_is_missed() {
     let ran = edited("verify_gradient", |lines| {

@@ -5,6 +5,7 @@ use ir::ops::{
     Activation, ActivationKind, Add, Cast, CeLoss, CeMax, CeStats, Matmul, Reshard, RmsNorm,
 };
 use ir::placement::{Mesh, Sharding};
+use ir::run::Run;
 use ir::{Builder, DType, Graph, Section, TensorType, Value};
 
 /// Sizes of a model.
@@ -55,6 +56,8 @@ pub(crate) fn mlp(sizes: Mlp, mesh: Mesh) -> Graph {
     let loss = model.ops(&["loss_sum", "loss_count"], loss, &[m, stats[0], stats[1], labels]);
     let sections = graph.nodes.clone();
     graph.order.sort_by_key(|&it| sections[it].section);
+    let global_batch = tokens * u64::from(sizes.micro_batches);
+    graph.run = Run { global_batch, vocab, ..Run::default() };
     graph.results = vec![("loss_sum".into(), loss[0]), ("loss_count".into(), loss[1])];
     graph
 }

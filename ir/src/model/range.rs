@@ -9,7 +9,7 @@ use super::modules::Module;
 use super::schema::{Batch, Model, OptimizerSpec, ParamOptions, Units};
 use crate::graph::Init;
 use crate::quant::{Recipe, RecipeError};
-use crate::run::Decay;
+use crate::run::{Decay, Run, Schedule};
 
 /// No size is larger, so that products of two that fit a tensor can be computed.
 pub const MAX_SIZE: u64 = 1 << 40;
@@ -48,16 +48,7 @@ pub(super) fn check(model: &Model) -> Result<(), ModelError> {
             fields.not_negative("optimizer.weight_decay", weight_decay)?;
         }
     }
-    fields.not_negative("schedule.lr", model.schedule.lr)?;
-    match model.schedule.decay {
-        Decay::Constant => (),
-        Decay::Linear { until, min } | Decay::Cosine { until, min } => {
-            fields.not_negative("schedule.decay.min", min)?;
-            let warmup = model.schedule.warmup;
-            let expected = format!("more than warmup, which is {warmup}");
-            fields.require(until > warmup, "schedule.decay.until", until, &expected)?;
-        }
-    }
+    fields.schedule("schedule", &model.schedule)?;
     if let Some(it) = model.clip_norm {
         fields.positive("clip_norm", it)?;
     }
@@ -66,6 +57,16 @@ pub(super) fn check(model: &Model) -> Result<(), ModelError> {
         Fields::new(&format!("parameters[\"{pattern}\"]")).options("", options)?;
     }
     fields.modules("layers", &model.layers)
+}
+
+/// Checks the numbers that a program has of a run, as a model would have them.
+pub(crate) fn check_run(run: &Run) -> Result<(), ModelError> {
+    let fields = Fields::new("");
+    fields.size("global_batch", run.global_batch)?;
+    fields.size("sequence", run.sequence)?;
+    fields.size("steps", run.steps)?;
+    fields.size("vocab", run.vocab)?;
+    fields.schedule("schedule", &run.schedule)
 }
 
 /// The fields of the model, or of one module.
@@ -171,6 +172,20 @@ impl Fields {
                 self.finite(&format!("{field}.high"), high)?;
                 let expected = format!("more than low, which is {low}");
                 self.number(low < high, &format!("{field}.high"), high, &expected)
+            }
+        }
+    }
+
+    /// The learning rate over steps.
+    fn schedule(&self, field: &str, schedule: &Schedule) -> Result<(), ModelError> {
+        self.not_negative(&format!("{field}.lr"), schedule.lr)?;
+        match schedule.decay {
+            Decay::Constant => Ok(()),
+            Decay::Linear { until, min } | Decay::Cosine { until, min } => {
+                self.not_negative(&format!("{field}.decay.min"), min)?;
+                let warmup = schedule.warmup;
+                let expected = format!("more than warmup, which is {warmup}");
+                self.require(until > warmup, &format!("{field}.decay.until"), until, &expected)
             }
         }
     }

@@ -3,9 +3,10 @@
 use cranelift_entity::{EntityRef, SecondaryMap};
 use rustc_hash::{FxBuildHasher, FxHashSet};
 
-use super::{Cx, Flow};
+use super::{At, Cx, Flow};
 use crate::Op;
-use crate::plan::{ALIGN, Buffer, Instruction, PlanSection, Role, StreamKind};
+use crate::model::check_run;
+use crate::plan::{ALIGN, Buffer, Instruction, Plan, PlanSection, Role, StreamKind};
 use crate::verify::op::{Checker, Class};
 use crate::verify::{Place, Property};
 
@@ -113,7 +114,8 @@ pub(super) fn buffers<'a>(
     valid.then_some(class_of)
 }
 
-/// Parameters are all listed, and the ids that `run` lets in are found in every table.
+/// Parameters are all listed, `run` is one that a model may have, with the batch that buffers have, and the ids
+/// that it lets in are found in every table. A table may have more rows: padded ones.
 pub(super) fn run(cx: &mut Cx<'_>, flow: &Flow) {
     let plan = cx.plan;
     let mut listed: SecondaryMap<Buffer, bool> = SecondaryMap::new();
@@ -123,6 +125,14 @@ pub(super) fn run(cx: &mut Cx<'_>, flow: &Flow) {
     for buffer in unlisted {
         let message = "is a parameter, and no `param` line says how it starts".into();
         cx.buffer(Property::Program, buffer, message);
+    }
+    if let Err(error) = check_run(&plan.run) {
+        cx.fail(Property::Program, Place::Run, String::new(), error.to_string());
+    }
+    for name in ["tokens", "labels"] {
+        if let Some(message) = other_batch(plan, name) {
+            cx.fail(Property::Program, Place::Run, String::new(), message);
+        }
     }
     let rows = looked_up(cx, flow);
     if let Some(&(rows, by)) = rows.iter().min_by_key(|it| it.0)
@@ -142,6 +152,19 @@ pub(super) fn run(cx: &mut Cx<'_>, flow: &Flow) {
     cx.proof.add(Property::Program, counts);
 }
 
+/// What `run` says of a batch that the buffer of its micro-batches contradicts.
+fn other_batch(plan: &Plan, name: &str) -> Option<String> {
+    let ty = &plan.buffers[plan.buffer(name)?].ty;
+    let (batch, sequence, n) = (plan.run.global_batch, plan.run.sequence, plan.micro_batches);
+    let in_rows = |it: &&u64| ty.ndim() < 2 || **it == sequence;
+    let fits = batch.checked_mul(sequence) == ty.n_elements().checked_mul(n.into())
+        && ty.shape.last().filter(in_rows).is_some();
+    let times = if n == 1 { String::new() } else { format!(" in {n} micro-batches") };
+    let message =
+        format!("says that a batch is {batch} x {sequence} tokens{times}, and `{name}` is {ty}");
+    (!fits).then_some(message)
+}
+
 /// Tables and logits in which ids from outside are looked up, with how many of them there are.
 fn looked_up(cx: &Cx<'_>, flow: &Flow) -> Vec<(u64, Buffer)> {
     let plan = cx.plan;
@@ -157,8 +180,19 @@ fn looked_up(cx: &Cx<'_>, flow: &Flow) -> Vec<(u64, Buffer)> {
             // No other op looks ids up that it does not get from one of these.
             _ => return None,
         };
-        let root = flow.moved_from(plan, at, ids).0;
+        let root = whole(plan, flow, at, ids);
         Some((rows?, table)).filter(|_| plan.buffers[root].role == Role::Input)
     });
     found.collect()
+}
+
+/// The buffer of which `ids` has a piece, for the instruction `at`: a loss in chunks has pieces of the labels.
+fn whole(plan: &Plan, flow: &Flow, at: At, ids: Buffer) -> Buffer {
+    let (mut buffer, mut made) = flow.moved_from(plan, at, ids);
+    while let Some(index) = made
+        && let Instruction::Compute { op: Op::SliceDim(_), args, .. } = &plan.section(at.0)[index]
+    {
+        (buffer, made) = flow.moved_from(plan, (at.0, index), args[0]);
+    }
+    buffer
 }
