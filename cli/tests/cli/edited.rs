@@ -1,6 +1,6 @@
 //! Plans that somebody edited: refused with exit code 1, never run, never a panic.
 
-use crate::Folder;
+use crate::{Folder, position};
 
 /// A folder with `model.plan` for a small mesh, and its text.
 #[track_caller]
@@ -14,21 +14,13 @@ fn compiled(test: &str) -> (Folder, String) {
 /// The lines after `edit` must be refused; the report.
 #[track_caller]
 fn check(test: &str, edit: impl Fn(&mut Vec<String>)) -> String {
-    let (folder, plan) = compiled(test);
-    let mut lines: Vec<String> = plan.lines().map(str::to_string).collect();
-    edit(&mut lines);
-    let edited = lines.join("\n") + "\n";
-    assert_ne!(edited, plan);
-    folder.write("edited.plan", edited);
+    let folder = Folder::new(test, &[]);
+    folder.edit("2x2", edit);
     let inspected = folder.planc("inspect edited.plan");
     assert_eq!((inspected.code, inspected.stdout.as_str()), (1, ""), "{}", inspected.stderr);
     let ran = folder.planc("run edited.plan --steps 1");
     assert_eq!((ran.code, ran.stdout.as_str()), (1, ""), "{}", ran.stderr);
     ran.stderr
-}
-
-fn position(lines: &[String], fits: impl Fn(&str) -> bool) -> usize {
-    lines.iter().position(|it| fits(it)).expect("the plan has such a line")
 }
 
 #[test]

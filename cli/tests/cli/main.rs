@@ -88,6 +88,29 @@ impl Folder {
         assert_eq!((ran.code, ran.stderr.as_str()), (0, ""), "planc {line}");
         ran.stdout
     }
+
+    /// Compiles `model.ron` for a mesh, and writes its lines after `edit` as `edited.plan`.
+    #[track_caller]
+    fn edit(&self, mesh: &str, edit: impl Fn(&mut Vec<String>)) {
+        self.works(&format!("compile model.ron --mesh {mesh} -q"));
+        let plan = self.read("model.plan");
+        let mut lines: Vec<String> = plan.lines().map(str::to_string).collect();
+        edit(&mut lines);
+        let edited = lines.join("\n") + "\n";
+        assert_ne!(edited, plan);
+        self.write("edited.plan", edited);
+    }
+}
+
+/// The line of a plan that fits.
+#[track_caller]
+fn position(lines: &[String], fits: impl Fn(&str) -> bool) -> usize {
+    lines.iter().position(|it| fits(it)).expect("the plan has such a line")
+}
+
+/// Text as it was before it was wrapped and framed.
+fn unwrapped(text: &str) -> String {
+    text.replace(['\n', '|'], " ").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// A file of the workspace.

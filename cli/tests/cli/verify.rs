@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::{Folder, Ran, workspace};
+use crate::{Folder, Ran, position, unwrapped, workspace};
 
 #[test]
 fn a_plan_is_proved() {
@@ -48,23 +48,13 @@ fn edited(test: &str, edit: impl Fn(&mut Vec<String>)) -> Ran {
 /// The same of `model.ron` in a folder, on a mesh.
 #[track_caller]
 fn edited_in(folder: &Folder, mesh: &str, edit: impl Fn(&mut Vec<String>)) -> Ran {
-    folder.works(&format!("compile model.ron --mesh {mesh} -q"));
-    let plan = folder.read("model.plan");
-    let mut lines: Vec<String> = plan.lines().map(str::to_string).collect();
-    edit(&mut lines);
-    let edited = lines.join("\n") + "\n";
-    assert_ne!(edited, plan);
-    folder.write("edited.plan", edited);
+    folder.edit(mesh, edit);
     let ran = folder.planc("verify edited.plan --certificate c.json");
     assert_eq!(ran.code, 1, "{}", ran.stdout);
     assert!(!folder.0.join("c.json").exists(), "{}", ran.stdout);
     let run = folder.planc("run edited.plan --steps 1");
     assert_eq!((run.code, run.stdout.as_str()), (1, ""), "{}", run.stderr);
     ran
-}
-
-fn position(lines: &[String], fits: impl Fn(&str) -> bool) -> usize {
-    lines.iter().position(|it| fits(it)).expect("the plan has such a line")
 }
 
 #[test]
@@ -159,11 +149,6 @@ fn a_gradient_that_reaches_no_optimizer_is_missed() {
     });
     let text = unwrapped(&ran.stderr);
     assert!(text.contains("counts %model.norm.weight.grad, which reaches no optimizer"), "{text}");
-}
-
-/// Text as it was before it was wrapped and framed.
-fn unwrapped(text: &str) -> String {
-    text.replace(['\n', '|'], " ").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// A folder with the MLP example, in which some text is replaced.
