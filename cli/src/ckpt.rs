@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::{Checkpoint, CheckpointError};
 
+use crate::controls::clean;
 use crate::glob::glob;
 use crate::report::{Failure, Outcome, Ui};
 
@@ -112,15 +113,6 @@ pub fn failure(error: &CheckpointError) -> Box<Failure> {
         CheckpointError::Outside { .. } => "`planc ckpt ls` lists all shapes",
     };
     Failure::new(error.code(), clean(&error.to_string())).help(help)
-}
-
-/// Text out of a file, without what would move the cursor of a terminal.
-pub fn clean(text: &str) -> String {
-    let char = |it: char| match it.is_control() {
-        true => it.escape_default().to_string(),
-        false => it.to_string(),
-    };
-    text.chars().map(char).collect()
 }
 
 /// `[0,3) x [0,2)`.

@@ -7,6 +7,7 @@ mod bench;
 mod ckpt;
 mod compile;
 mod completions;
+mod controls;
 mod diff;
 mod doctor;
 mod explain;

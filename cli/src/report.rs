@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
 use miette::{SourceCode, SourceSpan};
 
+use crate::controls::shown;
 use crate::table::{WIDTH, wrapped};
 
 /// How to talk to the user; the same for all commands.
@@ -445,13 +446,15 @@ fn panic_text(message: &str, thread: Option<&str>) -> String {
 
 /// Prints to stderr what nobody need read: a closed or full stderr stops nothing.
 pub fn print_aside(text: &str) {
-    let _ = std::io::stderr().write_all(text.as_bytes());
+    let _ = std::io::stderr().write_all(shown(text).as_bytes());
 }
 
 /// Prints to stdout what a long run has to say on its way; whether somebody still listens.
 pub fn print_progress(text: &str) -> bool {
     let mut out = std::io::stdout().lock();
-    let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) else { return true };
+    let Err(error) = out.write_all(shown(text).as_bytes()).and_then(|()| out.flush()) else {
+        return true;
+    };
     if error.kind() != std::io::ErrorKind::BrokenPipe {
         print_aside(&format!("warning: cannot write to stdout: {error}\n"));
     }
@@ -461,7 +464,7 @@ pub fn print_progress(text: &str) -> bool {
 /// Prints to stdout. A reader that has seen enough (`| head`) ends the program quietly.
 pub fn print(text: &str) {
     let mut out = std::io::stdout().lock();
-    if let Err(error) = out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    if let Err(error) = out.write_all(shown(text).as_bytes()).and_then(|()| out.flush()) {
         if error.kind() == std::io::ErrorKind::BrokenPipe {
             std::process::exit(0);
         }

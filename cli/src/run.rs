@@ -11,7 +11,7 @@ use std::sync::mpsc::channel;
 use ir::plan::Plan;
 use runtime::{Place, RunError, TokenWidth, TraceOptions, TrainOptions};
 
-use crate::ckpt::clean;
+use crate::controls::clean;
 use crate::input::{self, PlanArgs};
 use crate::place::PlaceArgs;
 use crate::report::{Failure, Format, Outcome, Ui};

@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use checkpoint::diff::{Change, Diff, diff};
 use serde::Serialize;
 
+use crate::controls::clean;
 use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::{grouped, plural};
 
-use super::{Keys, clean, failure, open};
+use super::{Keys, failure, open};
 
 /// Compares two checkpoints: keys, types, shapes, values, however each of them was cut.
 ///

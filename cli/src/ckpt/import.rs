@@ -10,6 +10,7 @@ use checkpoint::{Checkpoint, full};
 use serde_json::json;
 
 use super::target;
+use crate::controls::clean;
 use crate::input::{File, Input, ModelArgs, reason};
 use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::{bytes, plural};
@@ -216,7 +217,7 @@ pub fn listed(what: &str, names: &[String]) -> String {
     if names.is_empty() {
         return String::new();
     }
-    let mut folded: Vec<String> = names.iter().map(|it| super::clean(&fold(it))).collect();
+    let mut folded: Vec<String> = names.iter().map(|it| clean(&fold(it))).collect();
     folded.sort();
     folded.dedup();
     format!("{what}: {} ({})\n", plural(names.len() as u64, "tensor"), folded.join(", "))
@@ -243,7 +244,7 @@ pub fn mapping(name: &str) -> Outcome<Mapping> {
 /// An error of moving weights, as the user sees it.
 pub fn failure(error: &TransferError) -> Box<Failure> {
     // A line for each thing that is wrong.
-    let lines: Vec<String> = error.to_string().lines().map(super::clean).collect();
+    let lines: Vec<String> = error.to_string().lines().map(clean).collect();
     let failure = Failure::new(error.code(), lines.join("\n"));
     match error {
         TransferError::Checkpoint(it) => super::failure(it),

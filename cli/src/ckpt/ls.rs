@@ -6,10 +6,11 @@ use std::path::Path;
 use checkpoint::Checkpoint;
 use serde::Serialize;
 
+use crate::controls::clean;
 use crate::report::{Outcome, Ui, print_view};
 use crate::table::{Align, Table, bytes, plural};
 
-use super::{One, clean, open};
+use super::{One, open};
 
 /// Lists the tensors and objects of a checkpoint.
 #[derive(Debug, clap::Args)]

@@ -6,13 +6,14 @@ use runtime::checkpoint::RankReads;
 use runtime::{LoadOptions, Reshard};
 use serde::Serialize;
 
+use crate::controls::clean;
 use crate::input::{ModelArgs, plan};
 use crate::report::{Failure, Outcome, Ui, print_aside, print_view, warning};
 use crate::run::failure;
 use crate::table::{Align, Table, bytes, plural};
 use crate::words::mesh_text;
 
-use super::{clean, target};
+use super::target;
 
 /// Ranks that are listed, unless in JSON.
 const LISTED: usize = 64;

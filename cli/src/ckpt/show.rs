@@ -4,11 +4,12 @@ use checkpoint::{Checkpoint, StoredTensor};
 use ir::placement::Chunk;
 use serde::Serialize;
 
+use crate::controls::clean;
 use crate::report::{Outcome, Ui, print_view};
 use crate::table::bytes;
 
 use super::ls::ObjectView;
-use super::{One, box_text, clean, failure, open};
+use super::{One, box_text, failure, open};
 
 /// Shows boxes, files and first values of the tensors of a checkpoint, and its objects.
 #[derive(Debug, clap::Args)]

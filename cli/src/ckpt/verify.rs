@@ -6,10 +6,11 @@ use checkpoint::Checkpoint;
 use checkpoint::verify::{Report, unnamed_files, verify};
 use serde::Serialize;
 
+use crate::controls::clean;
 use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::{bytes, plural};
 
-use super::{clean, open};
+use super::open;
 
 /// Checks every byte of checkpoints: that boxes make up tensors, items are what the index says, and
 /// checksums are right.

@@ -9,7 +9,7 @@ use ir::plan::Plan;
 use runtime::{Event, LoadReport, RunError, SaveReport, StepLine, StepReport, TrainOptions};
 use serde::Serialize;
 
-use crate::ckpt::clean;
+use crate::controls::clean;
 use crate::report::{Format, Ui, print_aside, print_progress, warning};
 use crate::table::{bytes, grouped, plural, short};
 use crate::words::mesh_text;

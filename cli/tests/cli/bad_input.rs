@@ -39,6 +39,25 @@ fn unknown_module() {
     check("unknown_module", &[("RmsNorm(name", "RMSNorm(name")], COMPILE);
 }
 
+/// No name of a model or plan, right or wrong, moves the cursor of a terminal.
+#[test]
+fn names_with_control_characters_are_written_out() {
+    let name = "\"model.embed_tokens\\u{1b}[2J\"";
+    let folder = Folder::new("control_characters", &[("\"model.embed_tokens\"", name)]);
+    let check = |line: &str, stderr: bool| {
+        let ran = folder.planc(line);
+        let text = if stderr { ran.stderr } else { ran.stdout };
+        assert!(text.contains("\\u{1b}[2J"), "{line}: {text}");
+        assert!(!text.contains('\x1b'), "{line}: {text}");
+    };
+    check("inspect model.ron --mesh 2x2", false);
+    check("inspect model.ron --mesh 2x2 --param *embed*", false);
+    check("compile model.ron --mesh 2x2 --emit plan", false);
+    check("compile model.ron --mesh 3x1 --deny uneven --set batch=Global(9)", true);
+    folder.write("raw.ron", folder.read("model.ron").replace("\\u{1b}[2J\",", "\x1b[2J\" dim_"));
+    check("compile raw.ron --mesh 2x2", true);
+}
+
 #[test]
 fn not_ron() {
     check("not_ron", &[("vocab: 256, dim", "vocab: 256 dim")], COMPILE);
