@@ -38,7 +38,8 @@ pub struct Args {
     /// Print the program at the end of a phase, instead of a summary.
     #[arg(long, value_enum)]
     emit: Option<Emit>,
-    /// Print the program after these passes, or after all of them.
+    /// Print the program after these passes, or after all of them, on stderr: as text, or with
+    /// `--message-format json` as a note.
     #[arg(long, value_name = "PASS|all", value_delimiter = ',')]
     dump_ir_after: Vec<String>,
     /// Write dumps into this folder (`03-cse.ir`) instead of stderr.
@@ -147,7 +148,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         Ok(compiled) => &compiled.dumps,
         Err(error) => &error.dumps,
     };
-    dump(args, dumps)?;
+    dump(args, ui, dumps)?;
     let compiled = result.map_err(|it| file.pass_failure(&it.error))?;
 
     let findings = lint::findings(&compiled);
@@ -175,7 +176,8 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
             None => print(&text),
         }
         if args.time_passes {
-            report::print_aside(&times.table());
+            let details = json!({ "time_ms": times.json() });
+            report::print_aside(&report::note(ui, "times of passes", &details, &times.table()));
         }
         return deny(&args.deny, &findings);
     }
@@ -260,7 +262,7 @@ fn check_passes(wanted: &[String]) -> Outcome {
 }
 
 /// Prints what was asked for with `--dump-ir-after`, also after an error.
-fn dump(args: &Args, dumps: &[Dump]) -> Outcome {
+fn dump(args: &Args, ui: &Ui, dumps: &[Dump]) -> Outcome {
     let asked = |pass: &str| args.dump_ir_after.iter().any(|it| it == pass || it == "all");
     if let Some(folder) = &args.dump_dir {
         std::fs::create_dir_all(folder).map_err(|it| {
@@ -274,7 +276,11 @@ fn dump(args: &Args, dumps: &[Dump]) -> Outcome {
                 let name = format!("{:02}-{}.ir", i + 1, dump.pass);
                 input::write(&folder.join(name), &dump.text)?;
             }
-            None => report::print_aside(&dump.to_string()),
+            None => {
+                let details = json!({ "pass": dump.pass, "ir": dump.text });
+                let message = format!("the program after {}", dump.pass);
+                report::print_aside(&report::note(ui, &message, &details, &dump.to_string()));
+            }
         }
     }
     Ok(())
@@ -303,6 +309,18 @@ impl Times {
             ("memory", of(&|it| it == PLAN_PASSES[2])),
             ("prove", of(&|it| it == codegen::PROVE)),
         ]
+    }
+
+    fn json(&self) -> serde_json::Value {
+        let ms = |it: &Duration| it.as_secs_f64() * 1e3;
+        let by_name = |times: &[(&'static str, Duration)]| -> serde_json::Map<String, _> {
+            times.iter().map(|it| (it.0.to_string(), json!(ms(&it.1)))).collect()
+        };
+        json!({
+            "total": ms(&self.total),
+            "parts": by_name(&self.parts()),
+            "passes": by_name(&self.passes),
+        })
     }
 
     fn table(&self) -> String {
@@ -457,10 +475,6 @@ impl Compiled {
         let (prediction, needs, times) = (&self.prediction, self.needs, &self.times);
         let unquantized: Vec<_> =
             unquantized.iter().map(|(gemm, why)| json!({ "gemm": gemm, "why": why })).collect();
-        let ms = |it: &Duration| it.as_secs_f64() * 1e3;
-        let by_name = |times: &[(&'static str, Duration)]| -> serde_json::Map<String, _> {
-            times.iter().map(|it| (it.0.to_string(), json!(ms(&it.1)))).collect()
-        };
         let axes: Vec<_> = plan
             .mesh
             .user_axes()
@@ -501,11 +515,7 @@ impl Compiled {
             "moves": moves::json(moves, &plan.mesh),
             "unquantized": unquantized,
             "cuts": moves::cuts_json(cuts, &plan.mesh),
-            "time_ms": {
-                "total": ms(&times.total),
-                "parts": by_name(&times.parts()),
-                "passes": by_name(&times.passes),
-            },
+            "time_ms": times.json(),
         })
     }
 }

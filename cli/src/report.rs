@@ -1,5 +1,5 @@
 //! [`Failure`]: an error as the user sees it, on stderr: a report that points into the source, or one
-//! [`Diagnostic`] as JSON on a line of its own with `--message-format json`, as are warnings.
+//! [`Diagnostic`] as JSON on a line of its own with `--message-format json`, as are warnings and notes.
 //!
 //! Every error of a library becomes a `Failure` here and nowhere else.
 
@@ -133,10 +133,10 @@ pub struct Place {
     pub spot: Option<(String, Range<usize>)>,
 }
 
-/// An error or a warning for programs: the fields of rustc's that have a meaning here.
+/// An error, a warning or a note for programs: the fields of rustc's that have a meaning here.
 #[derive(serde::Serialize)]
 struct Diagnostic<'a> {
-    /// `error` or `warning`.
+    /// `error`, `warning` or `note`.
     level: &'a str,
     /// `PL0204` of an error, `uneven` of a lint; null where there is none.
     code: Option<&'a str>,
@@ -264,6 +264,17 @@ pub fn warning(ui: &Ui, code: Option<&str>, message: &str) -> String {
         Diagnostic { level: "warning", code, message, spans: vec![], help: None, details: None };
     match ui.messages() {
         Format::Text => format!("warning: {message}\n"),
+        Format::Json => diagnostic.line(),
+    }
+}
+
+/// What was asked for beside a result, as it is printed on stderr: text for people, and for programs, whose stderr
+/// has nothing but objects, a note with that text in `details`.
+pub fn note(ui: &Ui, message: &str, details: &serde_json::Value, text: &str) -> String {
+    let (level, details) = ("note", Some(details));
+    let diagnostic = Diagnostic { level, code: None, message, spans: vec![], help: None, details };
+    match ui.messages() {
+        Format::Text => text.to_string(),
         Format::Json => diagnostic.line(),
     }
 }

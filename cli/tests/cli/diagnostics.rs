@@ -61,6 +61,25 @@ fn lints_are_warnings() {
 }
 
 #[test]
+fn dumps_and_times_are_notes() {
+    let folder = Folder::new("message_note", &[]);
+    let line = "compile model.ron --mesh 2 -q --dump-ir-after cse,dce --emit plan --time-passes";
+    let text = folder.planc(line);
+    let ran = folder.planc(&format!("{line} --message-format json"));
+    assert_eq!((ran.code, &ran.stdout), (0, &text.stdout));
+    let all = lines(&ran.stderr);
+    assert!(all.iter().all(|it| it["level"] == "note"), "{all:?}");
+    let (times, dumps) = all.split_last().expect("three notes");
+    let passes: Vec<&Value> = dumps.iter().map(|it| &it["details"]["pass"]).collect();
+    assert_eq!(passes, ["cse", "dce"]);
+    for it in dumps {
+        let ir = it["details"]["ir"].as_str().expect("a program");
+        assert!(ir.starts_with("graph @") && text.stderr.contains(ir), "{ir}");
+    }
+    assert!(times["details"]["time_ms"]["passes"]["cse"].is_number(), "{times}");
+}
+
+#[test]
 fn usage_is_an_error_too() {
     let folder = Folder::new("message_usage", &[]);
     let ran = folder.planc("compile model.ron --mehs 2 --message-format json");
