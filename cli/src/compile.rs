@@ -151,7 +151,10 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     dump(args, ui, dumps)?;
     let compiled = result.map_err(|it| file.pass_failure(&it.error))?;
 
-    let findings = lint::findings(&compiled);
+    let mut findings = lint::findings(&compiled);
+    if let Some(target) = target.as_ref().filter(|_| !file.is_program()) {
+        findings.extend(lint::of_target(&file.parsed(&args.model)?, &compiled.plan.mesh, target));
+    }
     // Otherwise they are part of the summary.
     if ui.message_format == Some(Format::Json) {
         for it in findings.iter().filter(|it| !args.deny.contains(&it.lint)) {

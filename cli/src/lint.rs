@@ -1,9 +1,13 @@
 //! What is legal in a plan and probably not meant.
 
+use ir::cost::Target;
 use ir::graph::{Move, WeightMeshLint, WeightMeshProblem};
+use ir::model::Model;
 use ir::placement::{AxisSet, Mesh};
 use ir::plan::Plan;
 use serde::Serialize;
+
+use crate::variants::tp_across_nodes;
 
 /// What to look for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
@@ -18,6 +22,8 @@ pub enum Lint {
     Amax,
     /// A weight or a batch of data that is moved, although the model says where it lives.
     Moved,
+    /// Tensor parallelism over more ranks than a node of `--target` has.
+    TpAcrossNodes,
 }
 
 /// A lint and the tensors that it is about.
@@ -25,9 +31,9 @@ pub enum Lint {
 pub struct Finding {
     /// The lint.
     pub lint: Lint,
-    /// Names of tensors.
+    /// Names of tensors; none if it is about the mesh.
     pub tensors: Vec<String>,
-    /// What is the matter with them, to follow their names.
+    /// What is the matter with them, to follow their names, or with the mesh.
     pub what: String,
 }
 
@@ -39,6 +45,7 @@ impl Lint {
             Lint::EmptyShards => "empty-shards",
             Lint::Amax => "amax",
             Lint::Moved => "moved",
+            Lint::TpAcrossNodes => "tp-across-nodes",
         }
     }
 
@@ -51,7 +58,7 @@ impl Lint {
                 let last: Vec<u32> = mesh.axes.iter().map(|it| it.size - 1).collect();
                 data.sharding.extents(&data.ty.shape, mesh, &last).contains(&0)
             }
-            Lint::Amax | Lint::Moved => false,
+            Lint::Amax | Lint::Moved | Lint::TpAcrossNodes => false,
         }
     }
 }
@@ -72,6 +79,12 @@ pub fn findings(compiled: &codegen::Compiled) -> Vec<Finding> {
     res.extend(weight_mesh_lints.iter().map(|it| amax(it, &plan.mesh)));
     res.retain(|it| !it.tensors.is_empty());
     res
+}
+
+/// What there is to say about a model's mesh on a machine.
+pub fn of_target(model: &Model, mesh: &Mesh, target: &Target) -> Option<Finding> {
+    let what = tp_across_nodes(model, mesh.user_axes(), target.ranks_per_node)?;
+    Some(Finding { lint: Lint::TpAcrossNodes, tensors: Vec::new(), what })
 }
 
 fn moved(moves: &[Move]) -> Finding {
@@ -119,6 +132,7 @@ impl Finding {
             0 => String::new(),
             n => format!(" and {n} more"),
         };
-        format!("{}{more} {}", shown.join(", "), self.what)
+        let space = if shown.is_empty() { "" } else { " " };
+        format!("{}{more}{space}{}", shown.join(", "), self.what)
     }
 }

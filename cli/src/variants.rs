@@ -61,26 +61,33 @@ pub fn meshes(
     let mut seen: Vec<Vec<(Use, u32)>> = Vec::new();
     for (&n, names) in &model.meshes {
         for sizes in factors(ranks, n) {
-            let uses = names.iter().map(|it| Use::of(model, it)).zip(sizes.iter().copied());
+            let axes = names.iter().map(String::as_str).zip(sizes.iter().copied());
+            let uses = axes.clone().map(|(axis, size)| (Use::of(model, axis), size));
             let uses: Vec<(Use, u32)> = uses.filter(|it| it.1 > 1).collect();
             if seen.contains(&uses) {
                 continue;
             }
-            let tp = uses.iter().find(|it| it.0 == Use::Tp).map_or(1, |it| it.1);
             seen.push(uses);
+            let why = tp_across_nodes(model, axes, ranks_per_node);
             let mesh = MeshSpec::Sizes(sizes);
-            match tp > ranks_per_node {
-                true => {
-                    let why = format!(
-                        "{tp} tensor-parallel ranks are more than a node's {ranks_per_node}"
-                    );
-                    refused.push((mesh, why));
-                }
-                false => sensible.push(mesh),
+            match why {
+                Some(why) => refused.push((mesh, why)),
+                None => sensible.push(mesh),
             }
         }
     }
     (sensible, refused)
+}
+
+/// What is wrong with a mesh of these axes and sizes if its tensor parallelism leaves a node.
+pub fn tp_across_nodes<'a>(
+    model: &Model,
+    axes: impl IntoIterator<Item = (&'a str, u32)>,
+    ranks_per_node: u32,
+) -> Option<String> {
+    let (_, tp) = axes.into_iter().find(|it| Use::of(model, it.0) == Use::Tp)?;
+    (tp > ranks_per_node)
+        .then(|| format!("{tp} tensor-parallel ranks are more than a node's {ranks_per_node}"))
 }
 
 /// Whether FSDP shards over an axis.

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::{Folder, workspace};
+use crate::{Folder, unwrapped, workspace};
 
 #[track_caller]
 fn json(text: &str) -> Value {
@@ -123,6 +123,25 @@ fn sweep_puts_last_what_does_not_fit() {
     for it in meshes {
         assert_eq!(it["fits"], it["planned_bytes"].as_u64() <= Some(67_950_000), "{it}");
     }
+}
+
+#[test]
+fn tensor_parallelism_across_nodes_is_a_note_where_a_sweep_refuses_it() {
+    let folder =
+        Folder::new("across_nodes", &[("heads: 4, kv_heads: 2", "heads: 16, kv_heads: 16")]);
+    let words = "16 tensor-parallel ranks are more than a node's 8";
+    let compile = |more: &str| folder.planc(&format!("compile model.ron --mesh 1x16 {more}"));
+    assert!(!compile("").stdout.contains(words));
+    // The CPU's profile has 64 ranks to a node.
+    assert!(!compile("--target cpu").stdout.contains(words));
+    let found = compile("--target h200").stdout;
+    assert!(unwrapped(&found).contains(&format!("note tp-across-nodes: {words}")), "{found}");
+    let denied = compile("--target h200 --deny tp-across-nodes");
+    assert_eq!(denied.code, 1, "{}", denied.stdout);
+    assert!(unwrapped(&denied.stderr).contains(words), "{}", denied.stderr);
+    let sweep = folder.planc("sweep model.ron --gpus 16 --target h200 --set batch=Global(16)");
+    assert!(unwrapped(&sweep.stdout).contains(words), "{}", sweep.stdout);
+    assert_eq!(sweep.stderr, "", "a bar is for terminals");
 }
 
 #[test]
