@@ -167,6 +167,9 @@ fn kinds(works: &[Work]) -> Vec<Kind> {
     res
 }
 
+/// Sets of axes that have a colour of their own: ten hues, and a shade of each.
+const AXES_COLORS: usize = 20;
+
 /// The number of a kind's colour: four for ops, and those of collectives behind them.
 fn color(kinds: &[Kind], index: usize) -> usize {
     match kinds[index] {
@@ -176,7 +179,7 @@ fn color(kinds: &[Kind], index: usize) -> usize {
         Kind::Optimizer => 3,
         Kind::Comm(_) => {
             let first = kinds.iter().position(|it| matches!(it, Kind::Comm(_))).unwrap_or(0);
-            4 + (index - first) % 10
+            4 + (index - first) % AXES_COLORS
         }
     }
 }
@@ -450,5 +453,23 @@ fn waiting_for(cx: &Cx) -> Markup {
                 tfoot { tr { th scope="row" { "all" } (count_cell(groups.iter().map(|it| it.1.0).sum())) (time_cell(cx.timeline.exposed_seconds())) } }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn twenty_sets_of_axes_have_colours_of_their_own() {
+        // All sets of five axes but the empty one are 31.
+        let sets = (1..32).map(AxisSet);
+        let kinds: Vec<Kind> =
+            [Kind::Gemm, Kind::Op].into_iter().chain(sets.map(Kind::Comm)).collect();
+        let colors: Vec<usize> = (0..kinds.len()).map(|it| color(&kinds, it)).collect();
+        assert_eq!(colors[..22], [&[0, 2][..], &(4..24).collect::<Vec<_>>()].concat());
+        assert_eq!(colors[22], 4);
+        let css = include_str!("page.css");
+        assert!(colors.iter().all(|it| css.contains(&format!(".t{it} {{"))), "{colors:?}");
     }
 }
