@@ -343,6 +343,33 @@ impl Plan {
         data.sharding.local_elements(&data.ty.shape, &self.mesh) * data.ty.dtype.bytes()
     }
 
+    /// A stream by what it is for: `s0 compute`, or the user's axes and what moves over them, that of which there is
+    /// most first: `s1 dp: all_gather of weights`, `s3 dp: reduce_scatter, all_reduce`.
+    pub fn stream_title(&self, stream: Stream) -> String {
+        if self.streams[stream].kind == StreamKind::Compute {
+            return format!("{stream} compute");
+        }
+        let mut axes = AxisSet::EMPTY;
+        let is_weight = |it: &Part| matches!(self.buffers[it.src].role, Role::Param | Role::State);
+        let mut kinds: Vec<(&str, usize)> = Vec::new();
+        for it in self.sections.iter().flatten().filter(|it| it.stream() == stream) {
+            let Instruction::Collective { kind, comm, parts, .. } = it else { continue };
+            axes = self.comms[*comm];
+            let what = match kind {
+                CollectiveKind::AllGather if parts.iter().all(is_weight) => "all_gather of weights",
+                _ => kind.name(),
+            };
+            match kinds.iter_mut().find(|it| it.0 == what) {
+                Some((_, n)) => *n += 1,
+                None => kinds.push((what, 1)),
+            }
+        }
+        kinds.sort_by_key(|it| std::cmp::Reverse(it.1));
+        let kinds: Vec<&str> = kinds.iter().map(|it| it.0).collect();
+        let axes = self.mesh.in_user_axes(&self.mesh.names(axes), ", ");
+        format!("{stream} {axes}: {}", kinds.join(", "))
+    }
+
     /// Communicators over which ranks meet, in order.
     pub fn meeting_comms(&self) -> Vec<Comm> {
         let mut used = vec![false; self.comms.len()];

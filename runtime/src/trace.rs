@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! process   planned (h200), rank 0, rank 1, ...
-//! thread    steps; s0 compute; s1 comm over dp; ...
+//! thread    steps; s0 compute; s1 dp: all_gather of weights; ...
 //! slice     an instruction, `matmul model.layers.0.mlp.act`, with what it reads, writes, computes, sends
 //! arrow     from what an event marks to what waits for it
 //! counter   bytes that are live, as planned, when an instruction of the compute stream starts
@@ -24,7 +24,7 @@ use std::time::Instant;
 use cranelift_entity::EntityRef;
 use ir::Shape;
 use ir::cost::{Target, Timeline};
-use ir::plan::{Buffer, Instruction, Plan, PlanSection, Stream, StreamKind};
+use ir::plan::{Buffer, Instruction, Plan, PlanSection, Stream};
 use ir::summary::traffic;
 use serde_json::{Value, json};
 
@@ -307,11 +307,8 @@ impl<'a> Trace<'a> {
         self.event(&meta("process_name", STEPS, json!({ "name": name })))?;
         self.event(&meta("process_sort_index", STEPS, json!({ "sort_index": pid })))?;
         self.event(&meta("thread_name", STEPS, json!({ "name": "steps" })))?;
-        for (stream, data) in &plan.streams {
-            let name = match data.kind {
-                StreamKind::Compute => format!("{stream} compute"),
-                StreamKind::Comm => format!("{stream} comm over {}", axes_of(plan, stream)),
-            };
+        for stream in plan.streams.keys() {
+            let name = plan.stream_title(stream);
             let tid = stream.index() as u64 + FIRST_STREAM;
             self.event(&meta("thread_name", tid, json!({ "name": name })))?;
             self.event(&meta("thread_sort_index", tid, json!({ "sort_index": tid })))?;
@@ -345,18 +342,6 @@ impl Placed {
         });
         Placed { section: it.section, began, ended: 1e6 * it.ended, spans: spans.collect() }
     }
-}
-
-fn axes_of(plan: &Plan, stream: Stream) -> String {
-    let mut on_it = plan.sections.iter().flatten().filter(|it| it.stream() == stream);
-    on_it
-        .find_map(|it| match it {
-            Instruction::Collective { comm, .. } => {
-                Some(plan.mesh.in_user_axes(&plan.mesh.names(plan.comms[*comm]), ", "))
-            }
-            _ => None,
-        })
-        .unwrap_or_default()
 }
 
 fn slice(plan: &Plan, instruction: &Instruction) -> Option<Slice> {

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use cranelift_entity::EntityRef;
 use ir::cost::Span;
 use ir::ops::Op;
 use ir::placement::AxisSet;
@@ -52,7 +51,8 @@ pub fn section(cx: &Cx) -> Markup {
         return html! { p { "The plan has nothing that takes time." } };
     }
     let exposed: Vec<(f64, f64, String)> = exposed(cx);
-    let longest = lanes.iter().map(|it| lane_name(cx, *it).chars().count()).max().unwrap_or(0);
+    let longest =
+        lanes.iter().map(|it| cx.plan.stream_title(*it).chars().count()).max().unwrap_or(0);
     html! {
         p {
             "One micro-batch and the update, as predicted for " (cx.target.name) ": "
@@ -79,7 +79,7 @@ pub fn section(cx: &Cx) -> Markup {
                 }
                 @for lane in &lanes {
                     div.lane {
-                        span.lane-name title=(lane_name(cx, *lane)) { (lane_name(cx, *lane)) }
+                        span.lane-name title=(cx.plan.stream_title(*lane)) { (cx.plan.stream_title(*lane)) }
                         (overview(&works, *lane, &kinds, length))
                     }
                 }
@@ -202,20 +202,6 @@ fn axes_name(cx: &Cx, axes: AxisSet) -> String {
 fn lanes(plan: &Plan, works: &[Work]) -> Vec<Stream> {
     let busy = |it: &Stream| works.iter().any(|work| work.span.stream == *it);
     plan.streams.keys().filter(busy).collect()
-}
-
-fn lane_name(cx: &Cx, lane: Stream) -> String {
-    match cx.plan.streams[lane].kind {
-        StreamKind::Compute => format!("s{} compute", lane.index()),
-        StreamKind::Comm => {
-            let mut comms = cx.plan.timeline(STEP).filter_map(|(_, it)| match it {
-                Instruction::Collective { comm, stream, .. } if *stream == lane => Some(*comm),
-                _ => None,
-            });
-            let axes = comms.next().map(|it| axes_name(cx, cx.plan.comms[it])).unwrap_or_default();
-            format!("s{} {axes}", lane.index())
-        }
-    }
 }
 
 /// When a phase starts and ends on the compute stream and all others.
@@ -349,7 +335,10 @@ fn spans(
             let _ = write!(list, "{comma}{},{},{color},{number},{layer}", start - at, end - start);
             at = end;
         }
-        lists.push(format!("{{\"name\":{},\"spans\":[{list}]}}", json(&lane_name(cx, *lane))));
+        lists.push(format!(
+            "{{\"name\":{},\"spans\":[{list}]}}",
+            json(&cx.plan.stream_title(*lane))
+        ));
     }
     let mut waits = String::new();
     let mut at = 0;

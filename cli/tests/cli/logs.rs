@@ -69,6 +69,18 @@ fn a_trace_has_the_instructions_of_the_plan() {
     let processes = names(&events, "process_name");
     let expected = [(1, "planned (cpu)"), (2, "rank 0 (dp=0)"), (3, "rank 1 (dp=1)")];
     assert_eq!(processes, expected.map(|it| (it.0, it.1.to_string())).into());
+    let streams = |pid: u64| -> Vec<&str> {
+        let of = events.iter().filter(|it| it["name"] == "thread_name" && it["pid"] == pid);
+        of.filter_map(|it| it["args"]["name"].as_str()).collect()
+    };
+    // Two communicators over one axis.
+    let expected = [
+        "steps",
+        "s0 compute",
+        "s1 dp: all_gather of weights",
+        "s2 dp: reduce_scatter, all_reduce",
+    ];
+    assert_eq!((streams(1), streams(2)), (expected.to_vec(), expected.to_vec()));
     let threads = threads(&events);
 
     let plan = folder.read("m.plan");
