@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use indicatif::{ProgressBar, ProgressStyle};
 use ir::model::{MeshSpec, Model};
 use ir::plan::Plan;
 use serde::Serialize;
 
 use crate::input::{File, ModelArgs};
-use crate::report::{Failure, Outcome, Ui, print_view};
+use crate::report::{Failure, Format, Outcome, Ui, print_view};
 use crate::table::{Align, Table, bytes, plural, seconds, short, wrapped};
 use crate::target::{self, Needs, Prediction};
 use crate::variants::{self, Variant};
@@ -101,7 +102,13 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         let plan = variant.compile().map_err(|why| (why, None))?;
         row(mesh, &plan, &target, limit_bytes).map_err(|it| (it.message.clone(), Some(it)))
     };
-    let found = variants::in_parallel(&meshes, of);
+    let bar = bar(ui, meshes.len());
+    let found = variants::in_parallel(&meshes, |mesh| {
+        let found = of(mesh);
+        bar.inc(1);
+        found
+    });
+    bar.finish_and_clear();
     let refused = refused.into_iter().map(|(mesh, why)| Refused { mesh: mesh.to_string(), why });
     let mut res = Sweep {
         model: model.name.clone(),
@@ -134,6 +141,18 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
             .then(a.mesh.cmp(&b.mesh))
     });
     print_view(ui, &res, |it| text(it, ui))
+}
+
+/// How many meshes are done, on stderr if that is a terminal: large models take a third of a second each.
+fn bar(ui: &Ui, meshes: usize) -> ProgressBar {
+    if ui.quiet || ui.messages() == Format::Json {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(meshes as u64);
+    match ProgressStyle::with_template("{bar:24} {pos}/{len} meshes, {eta} left") {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
 }
 
 fn row(mesh: &MeshSpec, plan: &Plan, target: &ir::cost::Target, limit: u64) -> Outcome<Row> {
