@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ir::Graph;
-use ir::model::{At, MeshSpec, Model, ModelError};
+use ir::model::{At, MeshSpec, Model, ModelError, axes_text};
 use ir::plan::Plan;
 use ir::text::{ParseError, Program};
 use ir::verify::{Place, Proof, VerifyError};
@@ -227,11 +227,10 @@ impl File<'_> {
         if same {
             return Ok(());
         }
-        let text: Vec<String> = axes.iter().map(|it| format!("{}={}", it.0, it.1)).collect();
         let message = format!(
             "`{}` is for the mesh {}, not for {wanted}",
             self.path.display(),
-            text.join(",")
+            axes_text(axes, ",")
         );
         Err(Failure::new("PL0604", message)
             .help("leave out `--mesh`, or compile the model for the other mesh"))

@@ -7,6 +7,7 @@ mod tensors;
 
 use std::path::{Path, PathBuf};
 
+use ir::model::axes_text;
 use ir::placement::{Axis, Mesh};
 use ir::plan::Plan;
 use serde::Serialize;
@@ -268,9 +269,7 @@ fn parse_coord(user: &Mesh, text: &str) -> Outcome<Vec<(Axis, u32)>> {
 }
 
 fn example(mesh: &Mesh) -> String {
-    let parts: Vec<String> =
-        mesh.axes.iter().map(|it| format!("{}={}", it.name, it.size - 1)).collect();
-    parts.join(",")
+    axes_text(mesh.axes.iter().map(|it| (&it.name, it.size - 1)), ",")
 }
 
 #[cfg(test)]

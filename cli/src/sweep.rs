@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use ir::model::{MeshSpec, Model};
+use ir::model::{MeshSpec, Model, axes_text};
 use ir::plan::Plan;
 use serde::Serialize;
 
@@ -157,11 +157,9 @@ fn bar(ui: &Ui, meshes: usize) -> ProgressBar {
 
 fn row(mesh: &MeshSpec, plan: &Plan, target: &ir::cost::Target, limit: u64) -> Outcome<Row> {
     let needs = Needs::of(plan, Some(target));
-    let axes: Vec<String> =
-        plan.mesh.user_axes().iter().map(|(name, size)| format!("{name}={size}")).collect();
     Ok(Row {
         mesh: mesh.to_string(),
-        axes: axes.join(","),
+        axes: axes_text(plan.mesh.user_axes(), ","),
         fits: needs.bytes() <= limit,
         global_batch: plan.run.global_batch,
         prediction: Prediction::of(plan, target)?,

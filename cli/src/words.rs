@@ -1,5 +1,7 @@
 //! How programs are spoken of: in the axes of the user's mesh, and in short.
 
+use ir::meaning;
+use ir::model::axes_text;
 use ir::placement::Mesh;
 use ir::plan::{Plan, PlanSection};
 
@@ -7,9 +9,7 @@ use crate::table::plural;
 
 /// `dp=2 x tp=4 (8 ranks)`, in the user's axes.
 pub fn mesh_text(mesh: &Mesh) -> String {
-    let axes: Vec<String> =
-        mesh.user_axes().iter().map(|(name, size)| format!("{name}={size}")).collect();
-    format!("{} ({})", axes.join(" x "), plural(mesh.n_ranks(), "rank"))
+    format!("{} ({})", axes_text(mesh.user_axes(), " x "), plural(mesh.n_ranks(), "rank"))
 }
 
 /// A sentence for each axis that the compiler cut into parts.
@@ -17,9 +17,9 @@ pub fn refinements(mesh: &Mesh) -> Vec<String> {
     let mut res = Vec::new();
     for (name, size) in mesh.user_axes() {
         let parts = mesh.axes.iter().filter(|it| it.part_of.as_deref() == Some(name));
-        let parts: Vec<String> = parts.map(|it| format!("{}={}", it.name, it.size)).collect();
+        let parts = axes_text(parts.map(|it| (&it.name, it.size)), " x ");
         if !parts.is_empty() {
-            res.push(format!("{name}={size} is used as {}; ranks do not move", parts.join(" x ")));
+            res.push(format!("{name}={size} is used as {parts}; ranks do not move"));
         }
     }
     res
@@ -34,25 +34,17 @@ pub fn fold(name: &str) -> String {
 
 /// The number of the layer that a name is of, if it is of one: 3 for `model.layers.3.mlp.act`.
 pub fn layer(name: &str) -> Option<u64> {
-    let (path, _) = name.rsplit_once('.')?;
-    path.split('.').find_map(|it| it.parse().ok())
+    meaning::layer(name).map(|it| it.1)
 }
 
 /// `0-125`, `0, 5-7`.
 pub fn numbers(numbers: &[u64]) -> String {
-    let mut res: Vec<(u64, u64)> = Vec::new();
-    for &it in numbers {
-        match res.last_mut() {
-            Some((_, last)) if *last + 1 == it => *last = it,
-            _ => res.push((it, it)),
-        }
-    }
-    let text = |&(a, b): &(u64, u64)| match b - a {
+    let text = |(a, b): (u64, u64)| match b - a {
         0 => a.to_string(),
         1 => format!("{a}, {b}"),
         _ => format!("{a}-{b}"),
     };
-    res.iter().map(text).collect::<Vec<_>>().join(", ")
+    meaning::runs(numbers).map(text).collect::<Vec<_>>().join(", ")
 }
 
 /// `` `matmul` making `h` ``.

@@ -32,7 +32,7 @@ use crate::summary::traffic;
 use crate::types::DType;
 
 pub use diff::{Area, Change, Diff, Subject, Total, TotalChange, diff};
-pub use fold::{Folded, Layers, Named};
+pub use fold::{Folded, Layers, Named, layer, runs};
 
 /// See the [module docs](self).
 #[derive(Debug, Clone, PartialEq)]

@@ -23,7 +23,7 @@ pub(crate) use error::offset;
 pub use error::{At, ModelError, Problem};
 pub use layout::{Axes, Layout, Tp};
 pub use locate::locate;
-pub use mesh::MeshSpec;
+pub use mesh::{MeshSpec, axes_text};
 pub use names::{Names, glob};
 pub use params::ParamSpec;
 pub use range::{Fields, MAX_SIZE};

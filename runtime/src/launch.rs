@@ -10,6 +10,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ir::model::axes_text;
 use ir::plan::Plan;
 use ir::random::stream_key;
 use ir::text;
@@ -132,12 +133,10 @@ impl Launch {
         if ranks == process.world_size {
             return Ok(());
         }
-        let axes = plan.mesh.user_axes();
-        let mesh = axes.iter().map(|(name, size)| format!("{name}={size}"));
         Err(RunError::WorldSize {
             by: process.by,
             world_size: process.world_size,
-            mesh: mesh.collect::<Vec<String>>().join(", "),
+            mesh: axes_text(plan.mesh.user_axes(), ", "),
             ranks,
         })
     }

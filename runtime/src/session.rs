@@ -23,6 +23,7 @@ use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use ir::DType;
 use ir::graph::Name;
+use ir::model::axes_text;
 use ir::ops::Tensor;
 use ir::placement::{Chunk, CopyRuns, DimLayout, ReduceOp, copy_runs, for_each_copy};
 use ir::plan::{Buffer, Plan, PlanSection, Role};
@@ -801,8 +802,7 @@ pub(crate) fn check_ranks(plan: &Plan) -> Result<u64, RunError> {
     let sizes = plan.mesh.axes.iter().map(|it| u64::from(it.size));
     let ranks = sizes.fold(1u64, u64::saturating_mul);
     if ranks > RANKS_MAX {
-        let axes = plan.mesh.axes.iter().map(|it| format!("{}={}", it.name, it.size));
-        let mesh = axes.collect::<Vec<String>>().join(", ");
+        let mesh = axes_text(plan.mesh.axes.iter().map(|it| (&it.name, it.size)), ", ");
         return Err(RunError::TooManyRanks { mesh, ranks, max: RANKS_MAX });
     }
     // Refused with a reason when it is bound.

@@ -1,6 +1,7 @@
 //! How differences are drawn: `-` before, `+` after, layers folded.
 
 use ir::meaning::{Area, Change, Diff, Meaning, Program, Subject, Total, TotalChange};
+use ir::model::axes_text;
 use serde::Serialize;
 
 use crate::report::{Paint, Ui};
@@ -30,8 +31,8 @@ struct PlanView {
 
 impl PlanView {
     fn of(program: &Program, source: String) -> PlanView {
-        let axes = program.mesh.iter().map(|it| format!("{}={}", it.0, it.1));
-        PlanView { name: program.name.clone(), mesh: axes.collect::<Vec<_>>().join(" x "), source }
+        let mesh = axes_text(program.mesh.iter().map(|it| (&it.0, it.1)), " x ");
+        PlanView { name: program.name.clone(), mesh, source }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The mesh: its axes, which links they use, and where ranks are.
 
 use ir::cost::Group;
+use ir::model::axes_text;
 use ir::placement::{Axis, AxisSet};
 use maud::{Markup, html};
 
@@ -88,8 +89,7 @@ fn drawing(cx: &Cx) -> Markup {
     let label = |rank: u64| {
         let coord = user.coord_of(rank);
         let axes = user.axes().take(n_axes.saturating_sub(1));
-        let parts = axes.map(|it: Axis| format!("{}={}", user.name(it), coord[it.0 as usize]));
-        parts.collect::<Vec<_>>().join(" ")
+        axes_text(axes.map(|it: Axis| (user.name(it), coord[it.0 as usize])), " ")
     };
     let labels = down.iter().flatten().map(|it| label(it * columns).len());
     let left = labels.max().unwrap_or(0).max(if rows > SHOWN { 10 } else { 0 }) as f64 * 5.6 + 8.0;

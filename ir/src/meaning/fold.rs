@@ -65,8 +65,8 @@ fn relative(mut names: Vec<&mut Name>) -> Option<u64> {
     Some(base)
 }
 
-/// Where the number of the layer is in a name, and the number.
-fn layer(name: &str) -> Option<(std::ops::Range<usize>, u64)> {
+/// Where the number of the layer is in a name, and the number: 3 for `model.layers.3.mlp.act`.
+pub fn layer(name: &str) -> Option<(std::ops::Range<usize>, u64)> {
     let mut start = 0;
     let mut parts = name.split('.').peekable();
     while let Some(part) = parts.next() {
@@ -106,15 +106,17 @@ impl<T: Named + Clone> Folded<T> {
 
 /// `0..2,5`: inclusive, as layers are spoken of.
 pub(super) fn ranges_text(layers: &[u64]) -> String {
-    let mut res: Vec<String> = Vec::new();
-    for run in layers.chunk_by(|a, b| a.checked_add(1) == Some(*b)) {
-        res.push(match run {
-            [one] => one.to_string(),
-            [first, .., last] => format!("{first}..{last}"),
-            [] => continue,
-        });
-    }
-    res.join(",")
+    let text = |(first, last): (u64, u64)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}..{last}"),
+    };
+    runs(layers).map(text).collect::<Vec<String>>().join(",")
+}
+
+/// The first and last of numbers that follow one another: `0, 1, 2, 5` are `(0, 2)` and `(5, 5)`.
+pub fn runs(numbers: &[u64]) -> impl Iterator<Item = (u64, u64)> {
+    let runs = numbers.chunk_by(|a, b| a.checked_add(1) == Some(*b));
+    runs.filter_map(|it| Some((*it.first()?, *it.last()?)))
 }
 
 mod ranges {

@@ -94,13 +94,22 @@ fn axis(name: &str, size: u32) -> MeshAxis {
 
 impl fmt::Display for MeshSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text: Vec<String> = match self {
-            MeshSpec::Sizes(sizes) => sizes.iter().map(u32::to_string).collect(),
-            MeshSpec::Named(axes) => axes.iter().map(|it| format!("{}={}", it.0, it.1)).collect(),
-        };
-        let separator = if let MeshSpec::Sizes(_) = self { "x" } else { "," };
-        f.write_str(&text.join(separator))
+        f.write_str(&match self {
+            MeshSpec::Sizes(sizes) => {
+                sizes.iter().map(u32::to_string).collect::<Vec<String>>().join("x")
+            }
+            MeshSpec::Named(axes) => axes_text(axes.iter().map(|it| (&it.0, it.1)), ","),
+        })
     }
+}
+
+/// Axes with a size or an index each: `dp=2,tp=4`, with this between two of them.
+pub fn axes_text<N: fmt::Display>(
+    axes: impl IntoIterator<Item = (N, u32)>,
+    between: &str,
+) -> String {
+    let text = axes.into_iter().map(|(name, size)| format!("{name}={size}"));
+    text.collect::<Vec<String>>().join(between)
 }
 
 #[cfg(test)]
