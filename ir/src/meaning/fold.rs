@@ -9,12 +9,32 @@ use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
 use serde::{Deserialize, Serialize};
 
+use super::{Call, Held, Tensor};
 use crate::graph::Name;
 
 /// What has names; the first that has a layer is the one that others are relative to.
 pub trait Named {
     /// All its names, the first first.
     fn names(&mut self) -> Vec<&mut Name>;
+}
+
+impl Named for Tensor {
+    fn names(&mut self) -> Vec<&mut Name> {
+        std::iter::once(&mut self.name).chain(&mut self.aliases).collect()
+    }
+}
+
+impl Named for Call {
+    fn names(&mut self) -> Vec<&mut Name> {
+        let Call { results, args, after, before, behind, .. } = self;
+        results.iter_mut().chain(args).chain(after).chain(before).chain(behind).collect()
+    }
+}
+
+impl Named for Held {
+    fn names(&mut self) -> Vec<&mut Name> {
+        vec![&mut self.name]
+    }
 }
 
 /// Layers for which something holds.
