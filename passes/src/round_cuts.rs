@@ -9,18 +9,21 @@
 //! [dp%128, _]   256 of 56 ranks, none of 8     codes and scales: half the bytes, and a seventh more padding
 //! ```
 //!
-//! What is compared is what propagation compares, seconds of collectives: the gathers of a micro-batch, and the
-//! reduction of the gradient, which is padded as well. Few rows on many ranks are so left as they are. Tensor
-//! parallelism is never rounded: its cuts are what ranks compute.
+//! What is compared is seconds of collectives, as in propagation but with padding: the gathers of a micro-batch, and
+//! the reduction of the gradient. Few rows on many ranks are so left as they are. Tensor parallelism is never
+//! rounded: its cuts are what ranks compute.
 
 use ir::graph::{AfterForward, Cut, Param};
-use ir::placement::{self, CommCost, PlacementError, ReduceOp, Sharding};
+use ir::placement::{CommCost, Sharding};
 use ir::quant::blocks::FP8_BLOCK;
 use ir::quant::{QuantSpec, Scaling};
-use ir::{DType, Graph, Phase};
+use ir::{Graph, Phase};
 
 use crate::quantize::{Gemms, block};
 use crate::{Pass, PassError};
+
+/// Bytes of a code, with its share of the scale of a square.
+const CODE_BYTES: f64 = 1.0 + 4.0 / (FP8_BLOCK * FP8_BLOCK) as f64;
 
 /// See the [module docs](self).
 pub struct RoundCuts;
@@ -42,13 +45,9 @@ impl Pass<Graph> for RoundCuts {
             };
             let param = graph.params[index].clone();
             if let Some(rounded) = rounded(graph, &param, spec) {
-                let cut = compared(graph, &param, &rounded).map_err(|it| PassError::Failed {
-                    code: "PL0303",
-                    message: it.to_string(),
-                    subject: Some(graph.values[param.value].name.clone()),
-                })?;
+                let cut = compared(graph, &param, rounded);
                 if cut.is_rounded() {
-                    store(graph, &param, &rounded);
+                    store(graph, &param, &cut.rounded);
                 }
                 graph.cuts.push(cut);
             }
@@ -82,38 +81,25 @@ fn rounded(graph: &mut Graph, param: &Param, spec: QuantSpec) -> Option<Sharding
     helps.then_some(rounded)
 }
 
-/// What a micro-batch costs with and without.
-fn compared(graph: &Graph, param: &Param, rounded: &Sharding) -> Result<Cut, PlacementError> {
+/// What a micro-batch costs with and without. Pieces are sent as large as the largest.
+fn compared(graph: &Graph, param: &Param, rounded: Sharding) -> Cut {
     let (data, mesh, cost) = (&graph.values[param.value], &graph.mesh, CommCost::default());
-    let full = graph.sharding(param.full);
+    let even = data.sharding.clone().expect("it is cut");
+    let axes = even.sharded_axes().minus(graph.sharding(param.full).sharded_axes());
+    let others = (mesh.set_size(axes) - 1) as f64;
     let gathers = match graph.scopes[param.scope].after_forward {
         AfterForward::Keep => 1.0,
         AfterForward::Drop | AfterForward::KeepPiece(_) => 2.0,
     };
-    let moved = |from: &Sharding, to: &Sharding, shape: &[u64], dtype: DType| {
-        placement::reshard_cost(from, to, shape, dtype.bytes(), mesh, &cost)
+    let reductions = if param.trainable { 1.0 } else { 0.0 };
+    let seconds = |storage: &Sharding, gathered: f64| {
+        let elements = others * storage.local_elements(&data.ty.shape, mesh) as f64;
+        let moved = |bytes: f64| cost.latency + elements * bytes / cost.bandwidth;
+        gathers * moved(gathered) + reductions * moved(param.reduce_dtype.bytes() as f64)
     };
-    // Scales go with the codes.
-    let beside = CommCost { latency: 0.0, ..cost };
-    let reduced = |storage: &Sharding| match param.trainable {
-        true => {
-            let axes = storage.sharded_axes().minus(full.sharded_axes());
-            let grad = full.with_partial(ReduceOp::Sum, axes);
-            moved(&grad, storage, &data.ty.shape, param.reduce_dtype)
-        }
-        false => Ok(0.0),
-    };
-    let even = data.sharding.clone().expect("it is cut");
-    let shape = &data.ty.shape;
-    let in_blocks = |it: &Sharding| block::over_blocks(it, shape, mesh);
-    let grid: Vec<u64> = shape.iter().map(|it| it / FP8_BLOCK).collect();
-    let numbers = moved(&even, full, shape, graph.ty(param.compute).dtype)?;
-    let codes = moved(rounded, full, shape, DType::E4M3)?;
-    let (scales, of) = (in_blocks(rounded), in_blocks(full));
-    let scales = placement::reshard_cost(&scales, &of, &grid, DType::F32.bytes(), mesh, &beside)?;
-    let seconds =
-        [gathers * numbers + reduced(&even)?, gathers * (codes + scales) + reduced(rounded)?];
-    Ok(Cut { weight: data.name.clone(), even, rounded: rounded.clone(), seconds })
+    let numbers = graph.ty(param.compute).dtype.bytes() as f64;
+    let seconds = [seconds(&even, numbers), seconds(&rounded, CODE_BYTES)];
+    Cut { weight: data.name.clone(), even, rounded, seconds }
 }
 
 /// Stores the weight, what computes, and its gradient like that. Other states do not exist yet.

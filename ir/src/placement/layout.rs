@@ -220,8 +220,8 @@ impl DimLayout {
 
     /// The layout of the dimension that `(a b ..)` in einops notation makes of these dimensions.
     ///
-    /// One of them may be cut unevenly if those behind it are whole: they are a granule then. `None`
-    /// where its pieces would be no pieces of the result.
+    /// One of them may be cut unevenly if those behind it are whole, which are a granule then, and
+    /// one index is held of those in front. `None` where what is held is no array of the dimensions.
     pub fn join(parts: &[(DimLayout, u64)], mesh: &Mesh) -> Option<DimLayout> {
         if parts.iter().all(|(layout, _)| layout.is_whole()) {
             return Some(DimLayout::whole());
@@ -246,7 +246,7 @@ impl DimLayout {
                 let behind = &parts[i + 1..];
                 let inner: u64 = behind.iter().map(|it| it.1).product();
                 let whole = behind.iter().all(|it| it.0.is_whole()) && inner > 0;
-                let nests = !one_cut(digits.last(), layout.digits.first(), mesh);
+                let nests = fixed(&digits) && !one_cut(digits.last(), layout.digits.first(), mesh);
                 let granule = u32::try_from(layout.unit().checked_mul(inner)?).ok()?;
                 digits.extend(layout.digits.iter().copied());
                 return (whole && nests).then(|| DimLayout::new(digits).in_granules(granule));
@@ -284,7 +284,7 @@ impl DimLayout {
         }
         let mut digits: SmallVec<[Digit; 8]> = self.digits.iter().rev().copied().collect();
         let n_cut = if even { factors.len() } else { n };
-        let mut last = None;
+        let mut front: SmallVec<[Digit; 4]> = SmallVec::new();
         for (factor, part) in factors[..n_cut].iter().zip(&mut res) {
             let mut room = *factor;
             let mut taken: SmallVec<[Digit; 4]> = SmallVec::new();
@@ -304,12 +304,12 @@ impl DimLayout {
                 digits.push(Digit::Block(u32::try_from(width / room).ok()?));
                 room = 1;
             }
-            last = taken.last().copied().or(last);
+            front.extend(taken.iter().copied());
             *part = DimLayout::new(taken);
         }
         if !even {
             let granule = self.unit() / inner;
-            let nests = !one_cut(last.as_ref(), digits.last(), mesh);
+            let nests = fixed(&front) && !one_cut(front.last(), digits.last(), mesh);
             let part = DimLayout::new(digits.into_iter().rev());
             res[n] = part.in_granules(u32::try_from(granule).ok()?);
             return (nests && factors[n].is_multiple_of(granule)).then_some(res);
@@ -369,9 +369,13 @@ impl DimLayout {
 fn one_cut(a: Option<&Digit>, b: Option<&Digit>, mesh: &Mesh) -> bool {
     match (a, b) {
         (Some(&Digit::Axis(a)), Some(&Digit::Axis(b))) => mesh.continues(a, b),
-        (Some(Digit::Block(_)), Some(Digit::Block(_))) => true,
         _ => false,
     }
+}
+
+/// Whether these digits leave one index.
+fn fixed(digits: &[Digit]) -> bool {
+    digits.iter().all(|it| matches!(it, Digit::Axis(_)))
 }
 
 /// How many pieces a digit makes.

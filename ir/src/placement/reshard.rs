@@ -218,9 +218,10 @@ fn axes_of(digits: &[Digit]) -> impl Iterator<Item = Axis> + '_ {
     })
 }
 
-/// How many bytes a rank sends in a step, as a ring does it, padding included: all-gather and
-/// reduce-scatter the pieces of `g-1` ranks, all-reduce `2 (g-1)/g` of what a rank holds, all-to-all
-/// `(g-1)/g` of that, permute all of it.
+/// How many bytes a rank sends in a step, as a ring does it: all-gather and reduce-scatter
+/// `(g-1)/g` of what the group has together, all-reduce twice that, all-to-all `(g-1)/g` of what a
+/// rank holds, permute all of it. Pieces that a gather or a scatter pads are no reason to choose another
+/// step, so what pads them is not counted.
 pub fn step_bytes(
     step: &Step,
     from: &Sharding,
@@ -235,8 +236,8 @@ pub fn step_bytes(
     let group = mesh.set_size(step.kind.axes()) as f64;
     let others = (group - 1.0) / group;
     match step.kind {
-        StepKind::AllGather { .. } => (group - 1.0) * bytes(from),
-        StepKind::ReduceScatter { .. } => (group - 1.0) * bytes(&step.to),
+        StepKind::AllGather { .. } => others * bytes(&step.to),
+        StepKind::ReduceScatter { .. } => others * bytes(from),
         StepKind::AllReduce { .. } => 2.0 * others * bytes(from),
         StepKind::AllToAll { .. } => others * bytes(from),
         StepKind::Permute { .. } if same_but_for_size_one(from, &step.to, mesh) => 0.0,

@@ -88,7 +88,7 @@ pub(crate) fn stays_whole(graph: &Graph, master: Value, spec: QuantSpec) -> bool
 }
 
 /// The sharding of the scales of a matrix in blocks of 128x128 that no cut of `sharding` splits.
-pub(crate) fn over_blocks(sharding: &Sharding, shape: &[u64], mesh: &Mesh) -> Sharding {
+fn over_blocks(sharding: &Sharding, shape: &[u64], mesh: &Mesh) -> Sharding {
     let dims = sharding.dims.iter().zip(shape).map(|(layout, size)| {
         let parts = layout.split(&[size / FP8_BLOCK, FP8_BLOCK], mesh);
         parts.expect("no cut splits a block")[0].clone()

@@ -67,15 +67,6 @@ impl Search<'_> {
         match classify(from, to, shape, mesh) {
             // Not everyday, and other single collectives may do where most is padding.
             Some(StepKind::Permute { .. }) => None,
-            // Where most is padding, sending all of it may be less.
-            Some(kind @ StepKind::ReduceScatter { dim, axes, op }) => {
-                let whole = from.with_partial(op, from.partial_axes().minus(axes));
-                let together = vec![
-                    Step { kind: StepKind::AllReduce { axes, op }, to: whole },
-                    Step { kind: StepKind::Slice { dim, axes }, to: to.clone() },
-                ];
-                self.cheaper(from, step(kind), together)
-            }
             Some(kind) => self.is_best(from, step(kind)),
             None => self.scatter_and_reduce(from),
         }
@@ -152,11 +143,6 @@ impl Search<'_> {
             Step { kind: StepKind::ReduceScatter { dim, axes: scattered, op }, to: middle },
             Step { kind: StepKind::AllReduce { axes: kept, op }, to: to.clone() },
         ];
-        self.cheaper(from, apart, together)
-    }
-
-    /// The cheaper of two, if it is best.
-    fn cheaper(&self, from: &Sharding, apart: Vec<Step>, together: Vec<Step>) -> Option<Vec<Step>> {
         match self.path_cost(from, &together) < self.path_cost(from, &apart) {
             true => self.is_best(from, together),
             false => self.is_best(from, apart),
