@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    ActivationKind, Amaxes, Codes, Factors, LocalCx, OpDef, Real, Sample, Sums, TypeError, Types, Values,
-    View, ViewMut, is_default, same_shape,
+    ActivationKind, Amaxes, Codes, Factors, LocalCx, OpDef, Real, Sample, Sums, TypeError, Types,
+    Values, View, ViewMut, is_default, same_shape,
 };
 use crate::types::{DType, TensorType};
 

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Amaxes, Codes, Factors, GluKind, LocalCx, OpDef, Real, Sample, Sums, TypeError, Types, Values, View,
-    ViewMut, is_default, same_shape, same_type,
+    Amaxes, Codes, Factors, GluKind, LocalCx, OpDef, Real, Sample, Sums, TypeError, Types, Values,
+    View, ViewMut, is_default, same_shape, same_type,
 };
 use crate::types::{DType, TensorType};
 

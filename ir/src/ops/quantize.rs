@@ -12,8 +12,8 @@ use smallvec::SmallVec;
 use crate::ops::factors::letters;
 use crate::ops::sum_leading::sum_rows;
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, Sums, TypeError, Types, Values, View, ViewMut, arity, floats,
-    is_default, ndim_at_least, pieces,
+    Factors, LocalCx, OpDef, Real, Sample, Sums, TypeError, Types, Values, View, ViewMut, arity,
+    floats, is_default, ndim_at_least, pieces,
 };
 use crate::types::{DType, TensorType};
 
