@@ -10,8 +10,8 @@ use serde::Deserialize;
 
 /// How far GEMMs, attention and collectives may be from what was measured, relative. Two H200s are as far from each
 /// other: 8192 x 6144 x 4096 in bf16 ran at 683 TFLOP/s on the card of `tests/golden/cost/measured.json` and at 788 on
-/// another (cuBLASLt, its first algorithm, mean of two runs), and 788 / 683 = 1.15.
-const TOLERANCE: f64 = 0.15;
+/// another (cuBLASLt, its first algorithm, mean of two runs), and 788 / 683 = 1.154.
+const TOLERANCE: f64 = 0.154;
 /// How far whole layers may be: theirs have launches that our plan has not, and the other way round.
 const LAYER_TOLERANCE: f64 = 0.20;
 /// How far our own steps may be: they are run on other days, on cards that differ by as much (`docs/performance.md`:

@@ -6,7 +6,14 @@ use std::borrow::Cow;
 
 /// Text out of a file, on one line, without what would move the cursor of a terminal.
 pub fn clean(text: &str) -> String {
-    text.chars().map(|it| escaped(it, it.is_control())).collect()
+    let mut res = String::with_capacity(text.len());
+    for it in text.chars() {
+        match it.is_control() {
+            true => res.extend(it.escape_default()),
+            false => res.push(it),
+        }
+    }
+    res
 }
 
 /// Text as it is printed: control characters are written out, as in `\u{1b}`, but for ends of lines, tabs, and
@@ -30,8 +37,10 @@ pub fn shown(text: &str) -> Cow<'_, str> {
             _ => 0,
         };
         res.push_str(&rest[..taken]);
-        if taken == 0 {
-            res.push_str(&escaped(first, !harmless(first)));
+        if taken == 0 && harmless(first) {
+            res.push(first);
+        } else if taken == 0 {
+            res.extend(first.escape_default());
         }
         rest = &rest[taken.max(first.len_utf8())..];
     }
@@ -46,10 +55,6 @@ fn color(text: &str) -> usize {
     let number = |it: &str| it.len() <= 3 && it.bytes().all(|it| it.is_ascii_digit());
     let all = parameters.split(';').all(|it| number(it) && it.trim_start_matches('0') != "8");
     if all { "\x1b[m".len() + parameters.len() } else { 0 }
-}
-
-fn escaped(char: char, is_control: bool) -> String {
-    if is_control { char.escape_default().to_string() } else { char.to_string() }
 }
 
 #[cfg(test)]

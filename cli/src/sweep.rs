@@ -143,7 +143,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     print_view(ui, &res, |it| text(it, ui))
 }
 
-/// How many meshes are done, on stderr if that is a terminal: large models take a third of a second each.
+/// How many meshes are done, on stderr if that is a terminal.
 fn bar(ui: &Ui, meshes: usize) -> ProgressBar {
     if ui.quiet || ui.messages() == Format::Json {
         return ProgressBar::hidden();

@@ -66,22 +66,21 @@ pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError
     let mut manager =
         PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
     match pipeline(graph, options, &mut manager) {
-        Ok((plan, (moves, unquantized, cuts, weight_mesh_lints))) => {
+        Ok((plan, graph)) => {
             let PassManager { times, dumps, .. } = manager;
+            let Graph { moves, unquantized, cuts, weight_mesh_lints, .. } = graph;
             Ok(Compiled { plan, times, dumps, moves, unquantized, cuts, weight_mesh_lints })
         }
         Err(error) => Err(CompileError { error, dumps: manager.dumps }),
     }
 }
 
-/// What passes report.
-type Reports = (Vec<Move>, Vec<(Name, String)>, Vec<Cut>, Vec<WeightMeshLint>);
-
+/// The plan, and the graph that it was lowered from, with what passes report.
 fn pipeline(
     mut graph: Graph,
     options: &Options,
     manager: &mut PassManager,
-) -> Result<(Plan, Reports), PassError> {
+) -> Result<(Plan, Graph), PassError> {
     manager.run(&mut graph, GRAPH_PASSES)?;
     let start = Instant::now();
     let mut plan = lower(&graph);
@@ -104,5 +103,5 @@ fn pipeline(
             return Err(PassError::Broke { pass: PROVE, broken });
         }
     }
-    Ok((plan, (graph.moves, graph.unquantized, graph.cuts, graph.weight_mesh_lints)))
+    Ok((plan, graph))
 }

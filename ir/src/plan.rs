@@ -343,11 +343,13 @@ impl Plan {
         data.sharding.local_elements(&data.ty.shape, &self.mesh) * data.ty.dtype.bytes()
     }
 
-    /// A stream by what it is for: `s0 compute`, or the user's axes and what moves over them, that of which there is
-    /// most first: `s1 dp: all_gather of weights`, `s3 dp: reduce_scatter, all_reduce`.
+    /// A stream by what it is for: `s0 compute`, or the user's axes and what moves over them, that of which there are
+    /// most instructions first: `s1 dp: all_gather of weights`, `s3 dp: reduce_scatter, all_reduce`. One on which
+    /// nothing moves is `s4`.
     pub fn stream_title(&self, stream: Stream) -> String {
-        if self.streams[stream].kind == StreamKind::Compute {
-            return format!("{stream} compute");
+        match self.streams[stream].kind {
+            StreamKind::Compute => return format!("{stream} compute"),
+            StreamKind::Comm => (),
         }
         let mut axes = AxisSet::EMPTY;
         let is_weight = |it: &Part| matches!(self.buffers[it.src].role, Role::Param | Role::State);
@@ -363,6 +365,9 @@ impl Plan {
                 Some((_, n)) => *n += 1,
                 None => kinds.push((what, 1)),
             }
+        }
+        if kinds.is_empty() {
+            return stream.to_string();
         }
         kinds.sort_by_key(|it| std::cmp::Reverse(it.1));
         let kinds: Vec<&str> = kinds.iter().map(|it| it.0).collect();

@@ -148,7 +148,9 @@ pub fn traffic(plan: &Plan, kind: CollectiveKind, axes: AxisSet, parts: &[Part])
             CollectiveKind::Slice | CollectiveKind::ToPartial(_) => (src, 0),
         }
     };
-    parts.iter().map(of).fold((0, 0), |sum, it| (sum.0 + it.0, sum.1 + it.1))
+    parts.iter().map(of).fold((0_u64, 0_u64), |(bytes, sent), it| {
+        (bytes.saturating_add(it.0), sent.saturating_add(it.1))
+    })
 }
 
 fn amax_groups(plan: &Plan) -> Vec<AmaxTotal> {

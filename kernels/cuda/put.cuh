@@ -1,6 +1,6 @@
 // Results of an elementwise map that may be codes, and whose amaxes and sums of columns may be asked for.
 // Macros: AMAX and SUM (bit i: takes the amax, or the sums, of result i), UNROLL (vectors of a thread at a time), VECTOR
-// (columns of a thread that takes sums, which divides `columns`).
+// (columns of a thread that takes sums, which divides `columns`), WARPS (of a block that takes sums).
 #pragma once
 
 #include "amax.cuh"
@@ -35,7 +35,6 @@ __device__ __forceinline__ void map_summed(i64 n, Sums to, Out out, In in, F f) 
     if constexpr (SUM == 0) {
         map<Length, UNROLL>(n, out, in, [&](const float* x, float* y) { f(x, y, nullptr); });
     } else {
-        constexpr int WARPS = 8;
         __shared__ float shared[WARPS][32 * VECTOR];
         int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         i64 tile = blockIdx.x * (i64)(32 * VECTOR), column = tile + lane * VECTOR;

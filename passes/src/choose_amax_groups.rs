@@ -256,7 +256,7 @@ fn pieces(graph: &Graph, x: Value, axes: AxisSet) -> Option<Pieces> {
         }
         let free = |it: &&Digit| matches!(it, Digit::Axis(axis) if axes.contains(*axis));
         let digits = sharding.dims[dim].digits().iter().take_while(free).copied();
-        let layout = DimLayout::new(digits);
+        let layout = DimLayout::new(digits).in_granules(sharding.dims[dim].granule());
         if !layout.is_whole() && layout.divides(shape[dim], &graph.mesh) {
             res.dims.push(dim);
             res.counts.push(graph.mesh.set_size(layout.axis_set()));

@@ -35,7 +35,7 @@ pub const SMALL: &str = r#"Model(
     ],
 )"#;
 
-/// A Llama of one layer with dims that all recipes take; as in `tests/recipes.rs`.
+/// A Llama of one layer with dims that all recipes take.
 pub const WIDE: &str = r#"Model(
     name: "wide",
     batch: Global(2),

@@ -59,43 +59,21 @@ fn compile_counts_for_programs() {
     assert!(gathers.is_some_and(|it| it["wire_bytes"].as_u64() > Some(0)), "{collectives:?}");
 }
 
-/// Llama-3-8B on 64 GPUs. Rows of a rank: 14336 / 64 = 224, or two blocks; 4096 / 64 = 64, or one block. What is
-/// compared is 10 us and 200 GB/s for each of two gathers, bf16 against codes and scales, and a reduction in bf16.
+/// Llama-3-8B on 64 GPUs, as in docs/quantization.md. By hand, for `gate_proj`: two gathers and a reduction in bf16 of
+/// 63 pieces of 224 x 4096 at 200 GB/s and 10 us each take 1.76 ms; of pieces of 256 x 4096, gathered as codes, 1.35.
 #[test]
 fn the_plan_says_how_weights_in_blocks_are_cut() {
-    let seconds = |rows: f64, bytes: f64, columns: f64| {
-        let sent = |bytes: f64| 10e-6 + 63.0 * rows * columns * bytes / 200e9;
-        2.0 * sent(bytes) + sent(2.0)
-    };
-    let codes = 1.0 + 4.0 / (128.0 * 128.0);
-    let share = |even: f64, rounded: f64, columns: f64| {
-        format!("{:.2}", seconds(rounded, codes, columns) / seconds(even, 2.0, columns))
-    };
     let folder = Folder::new("cuts", &[]);
     fs::copy(workspace("examples/llama3-8b.ron"), folder.0.join("8b.ron")).expect("an example");
     let compile =
         "compile 8b.ron --mesh 64x1 --set recipe=Float8BlockScaling() --set batch=Global(64)";
     let text = folder.works(&format!("{compile} -v"));
-    let line = |weight: &str| {
-        let found = text.lines().find(|it| it.contains("[dp%128, _]") && it.contains(weight));
-        found.unwrap_or_else(|| panic!("no line of {weight}:\n{text}")).trim().to_string()
-    };
-    assert_eq!(
-        line("gate_proj"),
-        format!(
-            "32 x  model.layers.*.mlp.gate_proj.weight     [dp%128, _], gathered as codes: {} of the \
-             time of [dp, _]",
-            share(224.0, 256.0, 4096.0)
-        )
-    );
-    assert_eq!(
-        line("down_proj"),
-        format!(
-            "32 x  model.layers.*.mlp.down_proj.weight     [dp, _], quantized when gathered; [dp%128, _] \
-             would take {} of it",
-            share(64.0, 128.0, 14336.0)
-        )
-    );
+    let page = fs::read_to_string(workspace("docs/quantization.md")).expect("a page");
+    let shown: Vec<&str> = page.lines().filter(|it| it.trim().starts_with("32 x ")).collect();
+    assert_eq!(shown.len(), 2, "the page shows two weights");
+    for line in shown {
+        assert!(text.lines().any(|it| it == line), "no line {line:?} in\n{text}");
+    }
     let found = json(&folder.works(&format!("{compile} --format json")));
     let cuts = found["cuts"].as_array().expect("a list");
     assert_eq!(cuts.len(), 7 * 32);

@@ -171,7 +171,7 @@ pub enum TargetError {
          higher bandwidth, of 1 byte a second or more"
     )]
     Points {
-        /// Of which collective.
+        /// The field, such as `node.all_gather.points`.
         field: &'static str,
     },
 }

@@ -96,7 +96,8 @@ impl Cx<'_> {
                 storage = self.placements(&name, placements, ndim, &at)?;
                 placed_at = Some(at);
                 explicit = placements.keys().any(|it| self.layout.fsdp_names.contains(it));
-                compute = self.without_fsdp(&storage);
+                compute =
+                    storage.without_partial().without(self.layout.fsdp.iter().copied().collect());
             }
         }
         if !dtype.is_float() {
@@ -221,15 +222,6 @@ impl Cx<'_> {
         Sharding::from_torch(&torch, ndim, mesh).map_err(|source| {
             Problem::Placement { tensor: tensor.to_string(), source }.at(at.clone())
         })
-    }
-
-    fn without_fsdp(&self, storage: &Sharding) -> Sharding {
-        let mut res = storage.without_partial();
-        let fsdp = self.layout.fsdp.iter().copied().collect();
-        for dim in &mut res.dims {
-            *dim = dim.without(fsdp);
-        }
-        res
     }
 
     fn check_even(

@@ -17,8 +17,8 @@ use crate::ops::{Factors, Op, Real, TypeError, Types, ViewMut, ndim_at_least};
 use crate::placement::ReduceOp;
 use crate::types::{DType, TensorType};
 
-/// Sums over all dims but the last, of results that have the shape of operand 0. They follow all other results, in
-/// the order of `of`.
+/// Sums over all dims but the last, of results that hold what operand 0 has as many elements of; of `quantize`, of what
+/// result 0 is codes of. They follow all other results, in the order of `of`. Shape: the last dim of operand 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sums {
     /// Which results, and the type in which the sum is stored.
@@ -48,7 +48,10 @@ impl Sums {
     ) -> Result<Types, TypeError> {
         for (i, &(of, to)) in self.of.iter().enumerate() {
             ndim_at_least(inputs, 0, 1, "at least 1 dim")?;
-            if of >= n_own || self.of[..i].iter().any(|it| it.0 == of) {
+            if of >= n_own {
+                return Err(TypeError::Attribute { why: "sums must be of results that it has" });
+            }
+            if self.of[..i].iter().any(|it| it.0 == of) {
                 return Err(TypeError::Attribute { why: "sums must be of different results" });
             }
             if !to.is_float() {

@@ -30,7 +30,8 @@ pub enum Digit {
 /// The digits of one dimension, major to minor; what they leave over is local.
 ///
 /// Always normal: no block of 1, no two blocks next to each other, no block at the end, and no
-/// granule where nothing is cut.
+/// granule where nothing is cut. One that rounds nothing for the size at hand is another layout all the
+/// same: who knows the size leaves it out.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DimLayout {
     digits: SmallVec<[Digit; 2]>,
@@ -118,8 +119,13 @@ impl DimLayout {
 
     /// The same digits, whose pieces are multiples of `granule` from here on; it must divide the
     /// dimension.
+    ///
+    /// # Panics
+    ///
+    /// If it is 0.
     #[must_use]
     pub fn in_granules(mut self, granule: u32) -> DimLayout {
+        assert!(granule > 0, "a granule has a size");
         self.granule = if self.is_whole() { 1 } else { granule };
         self
     }
@@ -263,7 +269,8 @@ impl DimLayout {
 
     /// Inverse of [`DimLayout::join`]: the layouts of the factors of a dimension, major to minor.
     ///
-    /// `None` where a digit straddles two factors.
+    /// `None` where a digit straddles two factors, and where an uneven cut is behind a dimension of which
+    /// several indices are held, or in front of one that is no part of a granule.
     pub fn split(&self, factors: &[u64], mesh: &Mesh) -> Option<SmallVec<[DimLayout; 4]>> {
         let mut res: SmallVec<[DimLayout; 4]> =
             factors.iter().map(|_| DimLayout::whole()).collect();
@@ -336,8 +343,7 @@ impl DimLayout {
     }
 
     /// The same without the digits of `axes`: what a gather over them gives.
-    #[must_use]
-    pub fn without(&self, axes: AxisSet) -> DimLayout {
+    pub(super) fn without(&self, axes: AxisSet) -> DimLayout {
         let cuts = |it: &&Digit| !matches!(it, Digit::Axis(axis) if axes.contains(*axis));
         DimLayout::new(self.digits.iter().filter(cuts).copied()).in_granules(self.granule)
     }

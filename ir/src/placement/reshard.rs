@@ -202,8 +202,11 @@ pub fn classify(from: &Sharding, to: &Sharding, shape: &[u64], mesh: &Mesh) -> O
 /// How many leading digits two layouts share, as ranges that both cut further; of layouts that
 /// differ in their granules only, not all.
 fn common_base(a: &DimLayout, b: &DimLayout, size: u64, mesh: &Mesh) -> usize {
+    if a == b {
+        return a.digits().len();
+    }
     let same = a.digits().iter().zip(b.digits()).take_while(|(a, b)| a == b).count();
-    let most = same.min(a.digits().len().max(b.digits().len()).saturating_sub(1));
+    let most = same.min(a.digits().len().max(b.digits().len()) - 1);
     let nests = |n: usize| {
         let same = || a.prefix(n, size, mesh) == b.prefix(n, size, mesh);
         a.nests_at(n, size, mesh) && b.nests_at(n, size, mesh) && same()
@@ -270,8 +273,8 @@ pub fn step_cost(
 fn same_but_for_size_one(a: &Sharding, b: &Sharding, mesh: &Mesh) -> bool {
     let cuts = |it: &Digit| !matches!(*it, Digit::Axis(axis) if mesh.size(axis) == 1);
     let same = |(a, b): (&DimLayout, &DimLayout)| {
-        let (a, b) = (a.digits().iter().filter(|it| cuts(it)), b.digits().iter());
-        a.eq(b.filter(|it| cuts(it)))
+        let digits = a.digits().iter().filter(|it| cuts(it));
+        a.granule() == b.granule() && digits.eq(b.digits().iter().filter(|it| cuts(it)))
     };
     a.partial == b.partial && a.dims.iter().zip(&b.dims).all(same)
 }

@@ -1,6 +1,6 @@
 //! Where the elements of a tensor live: a layout per dimension, and what is still to be reduced.
 //!
-//! Written as `[tp.dp, _] sum(cp)`, and `[tp.dp%128, _]` with a granule; [`Sharding::parse`] reads what [`Sharding::display`] prints.
+//! Written as `[tp.dp, _] sum(cp)`, with a granule as `[tp.dp%128, _]`; [`Sharding::parse`] reads what [`Sharding::display`] prints.
 
 use std::fmt;
 
@@ -141,6 +141,13 @@ impl Sharding {
         res
     }
 
+    /// The same no longer cut over `axes`: what a gather over them gives.
+    #[must_use]
+    pub fn without(&self, axes: AxisSet) -> Sharding {
+        let dims = self.dims.iter().map(|it| it.without(axes));
+        Sharding { dims: dims.collect(), partial: self.partial }
+    }
+
     /// The boxes of the global tensor that the coordinate holds, in the row-major order of the
     /// runs of its dimensions. None is empty; a coordinate that holds nothing has none.
     pub fn chunks(&self, shape: &[u64], mesh: &Mesh, coord: &[u32]) -> Vec<Chunk> {
@@ -198,7 +205,7 @@ impl Sharding {
         let mut seen = AxisSet::EMPTY;
         for (dim, (layout, &size)) in self.dims.iter().zip(shape).enumerate() {
             let granule = layout.granule();
-            if granule == 0 || !size.is_multiple_of(granule.into()) {
+            if !size.is_multiple_of(granule.into()) {
                 return Err(PlacementError::Granule { dim, granule, size });
             }
             for &digit in layout.digits() {
@@ -282,9 +289,10 @@ fn parse_dim(
     }
     let (text, granule) = match text.split_once('%') {
         Some((text, granule)) => {
-            let granule = granule.trim().parse().map_err(|_| {
-                fail(format!("`%{granule}` is no granule; write a number, as in `[dp%128]`"))
-            })?;
+            let number = granule.trim().parse().ok().filter(|&it: &u32| it > 0);
+            let why =
+                || format!("`%{granule}` is no granule; write a number from 1, as in `[dp%128]`");
+            let granule = number.ok_or_else(|| fail(why()))?;
             (text.trim(), granule)
         }
         None => (text, 1),

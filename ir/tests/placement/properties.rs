@@ -294,18 +294,19 @@ fn granules_are_never_parted() {
     let both = of_halves.into_iter().flat_map(|(start, len)| [(start, len), (640 + start, len)]);
     let both: Vec<Vec<_>> = both.map(|it| if it.1 > 0 { vec![it] } else { vec![] }).collect();
     assert_eq!(held("[tp.dp%128]", 1280), both);
-    let join = |text, sizes: &[u64]| -> String {
+    let join = |text, sizes: &[u64]| -> Option<String> {
         let dims = super::parse(text, &mesh).dims;
         let parts: Vec<_> = dims.into_iter().zip(sizes.iter().copied()).collect();
-        let dims = DimLayout::join(&parts, &mesh).into_iter().collect();
-        Sharding { dims, partial: None }.display(&mesh).to_string()
+        let dims = [DimLayout::join(&parts, &mesh)?].into_iter().collect();
+        Some(Sharding { dims, partial: None }.display(&mesh).to_string())
     };
+    let some = |it: &str| Some(it.to_string());
     // 10 blocks over 4; 8 blocks over 4; 5 of blocks of 2 blocks; behind another dim.
-    assert_eq!(join("[dp, _]", &[10, 128]), "[dp%128]");
-    assert_eq!(join("[dp, _]", &[8, 128]), "[dp]");
-    assert_eq!(join("[dp%2, _]", &[10, 64]), "[dp%128]");
-    assert_eq!(join("[tp, dp, _]", &[2, 5, 128]), "[tp.dp%128]");
-    assert_eq!(join("[dp, tp]", &[10, 128]), "[]");
+    assert_eq!(join("[dp, _]", &[10, 128]), some("[dp%128]"));
+    assert_eq!(join("[dp, _]", &[8, 128]), some("[dp]"));
+    assert_eq!(join("[dp%2, _]", &[10, 64]), some("[dp%128]"));
+    assert_eq!(join("[tp, dp, _]", &[2, 5, 128]), some("[tp.dp%128]"));
+    assert_eq!(join("[dp, tp]", &[10, 128]), None);
 }
 
 #[test]
@@ -358,12 +359,13 @@ fn impossible_layouts_are_errors() {
     );
     check_error(
         parse("[tp%x]"),
-        "`[tp%x]` is not a sharding: `%x` is no granule; write a number, as in `[dp%128]`; write it as \
-         `[dp.tp, _]` or `[_, _] sum(tp)`",
+        "`[tp%x]` is not a sharding: `%x` is no granule; write a number from 1, as in `[dp%128]`; write \
+         it as `[dp.tp, _]` or `[_, _] sum(tp)`",
     );
     check_error(
         parse("[tp%0]"),
-        "dim 0 of 0 is cut in multiples of 0, which does not divide it; use a granule that does",
+        "`[tp%0]` is not a sharding: `%0` is no granule; write a number from 1, as in `[dp%128]`; write \
+         it as `[dp.tp, _]` or `[_, _] sum(tp)`",
     );
     check_error(
         parse("[tp%128]").unwrap().validate(&[200], &mesh),

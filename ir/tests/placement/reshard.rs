@@ -294,6 +294,10 @@ fn rounded_cuts_are_moved_like_others() {
     // Every rank's piece but the last begins elsewhere.
     let steps = ["permute dp -> [tp.dp%128, _]"];
     check(&mesh, "[tp.dp, _]", stored, &shape, LATENCY, &steps);
+    let [even, stored] = ["[tp.dp, _]", stored].map(|it| parse(it, &mesh));
+    let steps = reshard(&even, &stored, &shape, 4, &mesh, &LATENCY).unwrap();
+    // 320 rows of 4096 numbers of 4 bytes.
+    assert_eq!(step_bytes(&steps[0], &even, &shape, 4, &mesh), 320.0 * 4096.0 * 4.0);
     // 8 blocks: a granule that rounds nothing is another layout all the same.
     check(&mesh, "[dp, _]", "[dp%128, _]", &[1024, 64], LATENCY, &["permute dp -> [dp%128, _]"]);
 }

@@ -91,9 +91,9 @@ pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
 }
 
 /// Macros for sums of columns.
-fn summed(sums: &Sums, vector: u64) -> [String; 2] {
+fn summed(sums: &Sums, vector: u64) -> [String; 3] {
     let bits = sums.of.iter().map(|it| 1 << it.0).sum();
-    [sized("SUM", bits), sized("VECTOR", vector)]
+    [sized("SUM", bits), sized("VECTOR", vector), sized("WARPS", u64::from(BLOCK / 32))]
 }
 
 /// Sums of columns, which blocks leave in parts: each of a few rows, in a workspace of `[results, parts, columns]`.
@@ -105,7 +105,7 @@ struct Parts {
     vector: u64,
 }
 
-/// The fewest rows of a part: below, adding up parts costs more than they save.
+/// About how many rows a part has at least.
 const PART: u64 = 64;
 
 impl Parts {

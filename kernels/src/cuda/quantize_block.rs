@@ -42,9 +42,9 @@ pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         table.push(Word::Pointer(Pointer::Arg(i as u32)));
         table.extend(copy(op.copies.rows()));
         table.extend(copy(op.copies.columns()));
-        let held = match *call.bounds {
-            [rows, columns] => [rows.extent, columns.extent],
-            _ => [n_rows, n_columns],
+        let held = match op.uneven {
+            true => [call.bounds[0].extent, call.bounds[1].extent],
+            false => [n_rows, n_columns],
         };
         table.extend([n_rows, n_columns].into_iter().chain(held).map(Word::Value));
     }

@@ -715,7 +715,7 @@ fn codes_with_a_sum_are_made_of_squares() {
     assert_eq!(program.work[..], [Work::Fill { to: Pointer::Result(1), bytes: 16, value: 0 }]);
 }
 
-/// Blocks of 64 rows of 128 columns in f32; all parts of a result, then those of the next.
+/// Parts of 50 rows, in tiles of 128 columns, f32; all parts of a result, then those of the next.
 #[test]
 fn gradients_of_glus_sum_what_they_make_in_parts() {
     let sums = Sums { of: vec![(1, DType::F32), (0, DType::Bf16)] };

@@ -93,7 +93,7 @@ impl Walk<'_> {
         }
 
         let axes = op.axes;
-        let whole = without(graph.sharding(ids), axes);
+        let whole = graph.sharding(ids).without(axes);
         let types = [graph.ty(ids), graph.ty(table)];
         let factors = data.op.factors(&types, &[graph.ty(result)]);
         let assignment = factors.assign(&[&whole, graph.sharding(table)], &graph.mesh).ok()?;
@@ -165,10 +165,4 @@ impl Walk<'_> {
         self.graph.values[value].sharding = Some(sharding);
         value
     }
-}
-
-/// The layout that is no longer cut over `axes`.
-fn without(sharding: &Sharding, axes: AxisSet) -> Sharding {
-    let dims = sharding.dims.iter().map(|it| it.without(axes));
-    Sharding { dims: dims.collect(), partial: sharding.partial }
 }

@@ -72,9 +72,10 @@ impl Search<'_> {
         }
     }
 
-    /// The steps, if no others can be cheaper. Others have at least two collectives, and must bring
-    /// a rank the bytes that it lacks; so padding and idle copies must be worth a latency. The padding
-    /// of granules is not: a weight is moved in a batch with others, to which each step would add one.
+    /// The steps, if no others can be cheaper, and always between layouts in granules. Others have at
+    /// least two collectives, and must bring a rank the bytes that it lacks; so padding and idle copies
+    /// must be worth a latency. The padding that HSDP reduces of granules is not: a weight is moved in a
+    /// batch with others, to which each step would add one.
     fn is_best(&self, from: &Sharding, steps: Vec<Step>) -> Option<Vec<Step>> {
         let in_granules = |it: &Sharding| it.dims.iter().any(|it| it.granule() != 1);
         if in_granules(from) || in_granules(self.to) {
