@@ -13,7 +13,7 @@
 //! the reduction of the gradient. Few rows on many ranks are so left as they are. Tensor parallelism is never
 //! rounded: its cuts are what ranks compute.
 
-use ir::graph::{AfterForward, Cut, Param};
+use ir::graph::{AfterForward, Cut, Param, Reduction};
 use ir::placement::{CommCost, Sharding};
 use ir::quant::blocks::FP8_BLOCK;
 use ir::quant::{QuantSpec, Scaling};
@@ -91,7 +91,11 @@ fn compared(graph: &Graph, param: &Param, rounded: Sharding) -> Cut {
         AfterForward::Keep => 1.0,
         AfterForward::Drop | AfterForward::KeepPiece(_) => 2.0,
     };
-    let reductions = if param.trainable { 1.0 } else { 0.0 };
+    let reductions = match graph.training.reduce {
+        _ if !param.trainable => 0.0,
+        Reduction::EveryMicroBatch => 1.0,
+        Reduction::LastMicroBatch => 1.0 / f64::from(graph.micro_batches),
+    };
     let seconds = |storage: &Sharding, gathered: f64| {
         let elements = others * storage.local_elements(&data.ty.shape, mesh) as f64;
         let moved = |bytes: f64| cost.latency + elements * bytes / cost.bandwidth;
@@ -102,11 +106,13 @@ fn compared(graph: &Graph, param: &Param, rounded: Sharding) -> Cut {
     Cut { weight: data.name.clone(), even, rounded, seconds }
 }
 
-/// Stores the weight, what computes, and its gradient like that. Other states do not exist yet.
+/// Stores the weight, what computes, and its gradient like that, unless it is reduced behind the last micro-batch, where
+/// it lives is open. Other states do not exist yet.
 fn store(graph: &mut Graph, param: &Param, rounded: &Sharding) {
     let states = [param.value, param.compute];
     let stored = graph.stores.iter().filter(|it| states.contains(&it.state)).map(|it| it.value);
-    let values: Vec<_> = states.into_iter().chain(param.grad).chain(stored).collect();
+    let grad = param.grad.filter(|&it| graph.values[it].pinned);
+    let values: Vec<_> = states.into_iter().chain(grad).chain(stored).collect();
     for value in values {
         graph.values[value].sharding = Some(rounded.clone());
     }
