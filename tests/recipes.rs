@@ -221,6 +221,27 @@ fn gradients_of_biases_are_those_of_one_rank() {
     }
 }
 
+/// What `prepare` makes of one weight and of another moves in one collective, and the states of a frozen one stay.
+#[test]
+fn some_weights_may_be_frozen() {
+    for (recipe, between_meshes) in [
+        ("DelayedScaling(amax_history_len: 4)", LOSS_MESH),
+        ("Float8CurrentScaling()", LOSS_SCALES),
+        ("Float8BlockScaling()", LOSS_MESH),
+    ] {
+        let set = [("recipe", recipe), ("frozen", r#"["*.up_proj.weight"]"#)];
+        let (one, two) = (start_with("1", &set), start_with("2", &set));
+        let before = codes(&two);
+        for (one, two) in train(&one).iter().zip(train(&two)) {
+            assert!((one / two - 1.0).abs() < between_meshes, "{recipe}: {one}, and {two} on 2");
+        }
+        for (name, after) in codes(&two).iter().filter(|it| !it.0.ends_with(".scale_inv")) {
+            let frozen = name.contains("up_proj");
+            assert_eq!(*after == before[name], frozen, "{recipe}: `{name}`");
+        }
+    }
+}
+
 /// Codes and inverse scales of weights, by name.
 fn codes(session: &Session) -> BTreeMap<String, Vec<u32>> {
     let kept = session.plan().buffers.values().filter(|it| {

@@ -177,7 +177,7 @@ impl OfWeights {
     }
 }
 
-/// What a section makes of certain buffers, and those.
+/// What a section makes of certain buffers, and those. Parts of a collective have nothing to do with each other.
 fn made_of(
     plan: &Plan,
     section: PlanSection,
@@ -187,6 +187,10 @@ fn made_of(
     res.resize(plan.buffers.len());
     plan.buffers.keys().filter(|it| from(*it)).for_each(|it| res[it] = true);
     for instruction in plan.section(section) {
+        if let Instruction::Collective { parts, .. } = instruction {
+            parts.iter().for_each(|it| res[it.dst] |= res[it.src]);
+            continue;
+        }
         let of = instruction.reads().iter().any(|&it| res[it]);
         instruction.writes().iter().for_each(|&it| res[it] |= of);
     }
