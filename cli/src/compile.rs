@@ -120,6 +120,10 @@ struct Times {
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
     check_passes(&args.dump_ir_after)?;
     let target = args.target.as_deref().map(target::load).transpose()?;
+    if args.deny.contains(&Lint::TpAcrossNodes) && target.is_none() {
+        let message = "`--deny tp-across-nodes` has no nodes to look at";
+        return Err(Failure::new("PL0609", message).help("name a machine with `--target`"));
+    }
     if args.emit.is_some() && ui.format == Format::Json {
         return Err(Failure::new("PL0609", "`--emit` prints a program, which has no JSON form")
             .help("leave out `--format json`, or leave out `--emit` for a summary in JSON"));

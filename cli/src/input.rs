@@ -299,6 +299,12 @@ impl File<'_> {
                     None => failure.in_file(self.path),
                 }
             }
+            PassError::Broke { .. } if self.is_program() => Failure::new("PL0612", error.to_string())
+                .in_file(self.path)
+                .help(
+                    "shardings and types of a program must agree; if the file was not edited, this is a \
+                     mistake in planc",
+                ),
             PassError::Broke { .. } => Failure::bug(error.to_string()),
         }
     }

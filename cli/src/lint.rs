@@ -22,8 +22,10 @@ pub enum Lint {
     Amax,
     /// A weight or a batch of data that is moved, although the model says where it lives.
     Moved,
-    /// Tensor parallelism over more ranks than a node of `--target` has.
+    /// Tensor parallelism that leaves a node of `--target`.
     TpAcrossNodes,
+    /// A GEMM that a recipe quantizes and that stays as it is, such as one whose blocks tensor parallelism parts.
+    Unquantized,
 }
 
 /// A lint and the tensors that it is about.
@@ -46,6 +48,7 @@ impl Lint {
             Lint::Amax => "amax",
             Lint::Moved => "moved",
             Lint::TpAcrossNodes => "tp-across-nodes",
+            Lint::Unquantized => "unquantized",
         }
     }
 
@@ -58,14 +61,14 @@ impl Lint {
                 let last: Vec<u32> = mesh.axes.iter().map(|it| it.size - 1).collect();
                 data.sharding.extents(&data.ty.shape, mesh, &last).contains(&0)
             }
-            Lint::Amax | Lint::Moved | Lint::TpAcrossNodes => false,
+            Lint::Amax | Lint::Moved | Lint::TpAcrossNodes | Lint::Unquantized => false,
         }
     }
 }
 
 /// What there is to say about a compiled model.
 pub fn findings(compiled: &codegen::Compiled) -> Vec<Finding> {
-    let codegen::Compiled { plan, moves, weight_mesh_lints, .. } = compiled;
+    let codegen::Compiled { plan, moves, unquantized, weight_mesh_lints, .. } = compiled;
     let of_params = |lint: Lint, what: &str| {
         let found = plan.params.iter().filter(|it| lint.finds(plan, it.buffer));
         let tensors = found.map(|it| plan.buffers[it.buffer].name.clone()).collect();
@@ -75,6 +78,12 @@ pub fn findings(compiled: &codegen::Compiled) -> Vec<Finding> {
         of_params(Lint::Uneven, "have shards of different sizes, padded to the largest"),
         of_params(Lint::EmptyShards, "have ranks that hold nothing of them"),
         moved(moves),
+        Finding {
+            lint: Lint::Unquantized,
+            tensors: unquantized.iter().map(|it| it.0.clone()).collect(),
+            what: "are products that a recipe quantizes and that stay as they are (-v says why)"
+                .into(),
+        },
     ];
     res.extend(weight_mesh_lints.iter().map(|it| amax(it, &plan.mesh)));
     res.retain(|it| !it.tensors.is_empty());
@@ -83,7 +92,7 @@ pub fn findings(compiled: &codegen::Compiled) -> Vec<Finding> {
 
 /// What there is to say about a model's mesh on a machine.
 pub fn of_target(model: &Model, mesh: &Mesh, target: &Target) -> Option<Finding> {
-    let what = tp_across_nodes(model, mesh.user_axes(), target.ranks_per_node)?;
+    let what = tp_across_nodes(model, mesh, target.ranks_per_node)?;
     Some(Finding { lint: Lint::TpAcrossNodes, tensors: Vec::new(), what })
 }
 

@@ -18,7 +18,11 @@ pub fn table(moves: &[Move], mesh: &Mesh) -> String {
         };
         [fold(&it.value), format!("{from} -> {to} {reader}")]
     });
-    counted("moved because shardings disagree", lines)
+    if moves.is_empty() {
+        String::new()
+    } else {
+        counted("moved because shardings disagree", lines)
+    }
 }
 
 /// A table of what a recipe wants quantized and is not; nothing if there is nothing.

@@ -3,7 +3,9 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use ir::cost::Group;
 use ir::model::{MeshSpec, Model};
+use ir::placement::Mesh;
 use ir::plan::Plan;
 
 /// What is compiled.
@@ -68,7 +70,8 @@ pub fn meshes(
                 continue;
             }
             seen.push(uses);
-            let why = tp_across_nodes(model, axes, ranks_per_node);
+            let axes: Vec<(&str, u32)> = axes.collect();
+            let why = tp_across_nodes(model, &Mesh::new(&axes), ranks_per_node);
             let mesh = MeshSpec::Sizes(sizes);
             match why {
                 Some(why) => refused.push((mesh, why)),
@@ -80,14 +83,18 @@ pub fn meshes(
 }
 
 /// What is wrong with a mesh of these axes and sizes if its tensor parallelism leaves a node.
-pub fn tp_across_nodes<'a>(
-    model: &Model,
-    axes: impl IntoIterator<Item = (&'a str, u32)>,
-    ranks_per_node: u32,
-) -> Option<String> {
-    let (_, tp) = axes.into_iter().find(|it| Use::of(model, it.0) == Use::Tp)?;
-    (tp > ranks_per_node)
-        .then(|| format!("{tp} tensor-parallel ranks are more than a node's {ranks_per_node}"))
+pub fn tp_across_nodes(model: &Model, mesh: &Mesh, ranks_per_node: u32) -> Option<String> {
+    let (name, tp) = mesh.user_axes().into_iter().find(|it| Use::of(model, it.0) == Use::Tp)?;
+    if tp > ranks_per_node {
+        return Some(format!("{tp} tensor-parallel ranks are more than a node's {ranks_per_node}"));
+    }
+    let nodes = Group::of(mesh, mesh.axis_set(&[name]).ok()?, ranks_per_node).nodes;
+    (nodes > 1).then(|| {
+        format!(
+            "{tp} tensor-parallel ranks are on {nodes} nodes of {ranks_per_node}; make `{name}` the \
+             last axis, of a size that divides a node's"
+        )
+    })
 }
 
 /// Whether FSDP shards over an axis.

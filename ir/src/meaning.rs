@@ -21,6 +21,7 @@ mod tests;
 use cranelift_entity::{EntityRef, SecondaryMap};
 use serde::{Deserialize, Serialize};
 
+use crate::Op;
 use crate::graph::{Init, Name};
 use crate::ops::CollectiveKind;
 use crate::placement::{AxisSet, Mesh, ReduceOp};
@@ -306,7 +307,12 @@ fn does(plan: &Plan, instruction: &Instruction) -> Option<Does> {
         Instruction::Compute { op, results, .. } => {
             let shapes: Vec<&[u64]> =
                 results.iter().map(|&it| &plan.buffers[it].ty.shape[..]).collect();
-            Does::Op(op.localize(&shapes).unwrap_or_else(|| op.clone()).to_text())
+            let mut op = op.localize(&shapes).unwrap_or_else(|| op.clone());
+            // Whether ranks hold equal numbers of blocks is a matter of placement.
+            if let Op::QuantizeBlock(it) = &mut op {
+                it.uneven = false;
+            }
+            Does::Op(op.to_text())
         }
         Instruction::Copy { .. } => Does::Move { how: "copy".to_string(), over: String::new() },
         Instruction::Collective { kind, comm, parts, .. } => {

@@ -136,9 +136,20 @@ fn tensor_parallelism_across_nodes_is_a_note_where_a_sweep_refuses_it() {
     assert!(!compile("--target cpu").stdout.contains(words));
     let found = compile("--target h200").stdout;
     assert!(unwrapped(&found).contains(&format!("note tp-across-nodes: {words}")), "{found}");
+    let no_target = compile("--deny tp-across-nodes");
+    assert!(
+        unwrapped(&no_target.stderr).contains("has no nodes to look at"),
+        "{}",
+        no_target.stderr
+    );
     let denied = compile("--target h200 --deny tp-across-nodes");
     assert_eq!(denied.code, 1, "{}", denied.stdout);
     assert!(unwrapped(&denied.stderr).contains(words), "{}", denied.stderr);
+    // Ranks of tp are 8 apart.
+    let apart =
+        folder.planc("compile model.ron --mesh tp=2,dp=8 --target h200 --set batch=Global(8)");
+    let words_apart = "2 tensor-parallel ranks are on 2 nodes of 8; make `tp` the last axis";
+    assert!(unwrapped(&apart.stdout).contains(words_apart), "{}{}", apart.stdout, apart.stderr);
     let sweep = folder.planc("sweep model.ron --gpus 16 --target h200 --set batch=Global(16)");
     assert!(unwrapped(&sweep.stdout).contains(words), "{}", sweep.stdout);
     assert_eq!(sweep.stderr, "", "a bar is for terminals");

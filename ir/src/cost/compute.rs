@@ -186,12 +186,13 @@ fn gemm_seconds(gemm: &Gemm, (measured, bytes): (&Figure, u64), target: &Target)
 
 /// What a GEMM takes because of its last wave of tiles, as a factor; the better of both ways to lay a tile.
 fn waves(gemm: &Gemm, target: &Target) -> f64 {
-    let (rows, columns) = (target.tile.0 as usize, target.tile.1 as usize);
-    let slots = |rows: usize, columns: usize| {
-        let tiles = (gemm.m.div_ceil(rows) * gemm.n.div_ceil(columns)) as f64;
-        (tiles / target.processors.0).ceil() * target.processors.0 * (rows * columns) as f64
+    let (rows, columns) = (target.tile.0 as f64, target.tile.1 as f64);
+    let (m, n) = (gemm.m as f64, gemm.n as f64);
+    let slots = |rows: f64, columns: f64| {
+        let tiles = (m / rows).ceil() * (n / columns).ceil();
+        (tiles / target.processors.0).ceil() * target.processors.0 * rows * columns
     };
-    let elements = (gemm.m * gemm.n).max(1) as f64;
+    let elements = (m * n).max(1.0);
     slots(rows, columns).min(slots(columns, rows)) / elements
 }
 

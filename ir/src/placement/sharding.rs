@@ -290,8 +290,12 @@ fn parse_dim(
     let (text, granule) = match text.split_once('%') {
         Some((text, granule)) => {
             let number = granule.trim().parse().ok().filter(|&it: &u32| it > 0);
-            let why =
-                || format!("`%{granule}` is no granule; write a number from 1, as in `[dp%128]`");
+            let why = || {
+                format!(
+                    "`%{granule}` is no granule; write a number from 1 to {}, behind all axes, as in `[tp.dp%128]`",
+                    u32::MAX
+                )
+            };
             let granule = number.ok_or_else(|| fail(why()))?;
             (text.trim(), granule)
         }

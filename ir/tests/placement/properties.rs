@@ -359,13 +359,13 @@ fn impossible_layouts_are_errors() {
     );
     check_error(
         parse("[tp%x]"),
-        "`[tp%x]` is not a sharding: `%x` is no granule; write a number from 1, as in `[dp%128]`; write \
-         it as `[dp.tp, _]` or `[_, _] sum(tp)`",
+        "`[tp%x]` is not a sharding: `%x` is no granule; write a number from 1 to 4294967295, \
+         behind all axes, as in `[tp.dp%128]`; write it as `[dp.tp, _]` or `[_, _] sum(tp)`",
     );
     check_error(
         parse("[tp%0]"),
-        "`[tp%0]` is not a sharding: `%0` is no granule; write a number from 1, as in `[dp%128]`; write \
-         it as `[dp.tp, _]` or `[_, _] sum(tp)`",
+        "`[tp%0]` is not a sharding: `%0` is no granule; write a number from 1 to 4294967295, \
+         behind all axes, as in `[tp.dp%128]`; write it as `[dp.tp, _]` or `[_, _] sum(tp)`",
     );
     check_error(
         parse("[tp%128]").unwrap().validate(&[200], &mesh),
