@@ -299,12 +299,19 @@ impl File<'_> {
                     None => failure.in_file(self.path),
                 }
             }
-            PassError::Broke { .. } if self.is_program() => Failure::new("PL0612", error.to_string())
-                .in_file(self.path)
-                .help(
-                    "shardings and types of a program must agree; if the file was not edited, this is a \
-                     mistake in planc",
-                ),
+            PassError::Broke { pass, broken } if self.is_program() => {
+                let more = match broken.len() {
+                    0 | 1 => String::new(),
+                    n => format!("; and {} more", n - 1),
+                };
+                let first = broken.first().map_or("", String::as_str);
+                Failure::new("PL0612", format!("`{pass}` refuses what this becomes: {first}{more}"))
+                    .in_file(self.path)
+                    .help(
+                        "shardings and types of what belongs together must agree, as of a weight and its \
+                         states; if the file was not edited, this is a mistake in planc",
+                    )
+            }
             PassError::Broke { .. } => Failure::bug(error.to_string()),
         }
     }

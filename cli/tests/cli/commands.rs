@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::{Folder, workspace};
+use crate::{Folder, unwrapped, workspace};
 
 #[track_caller]
 fn json(text: &str) -> Value {
@@ -87,6 +87,40 @@ fn the_plan_says_how_weights_in_blocks_are_cut() {
     assert!(amax.contains("gathered over dp before it is quantized"), "{amax}");
     let param = folder.works("inspect 8b.plan --param *.0.mlp.gate_proj.weight --coord dp=55");
     assert!(param.contains("[dp%128, _]") && param.contains("[14080,14336)"), "{param}");
+}
+
+/// Dims of llama-tiny are no multiples of 128. Two layers of seven projections, three GEMMs each.
+#[test]
+fn a_recipe_that_quantizes_nothing_is_noted() {
+    let folder = Folder::new("unquantized", &[]);
+    let compile =
+        "compile model.ron --mesh 1 --set recipe=Float8BlockScaling() --set precision.compute=bf16";
+    let text = unwrapped(&folder.works(compile));
+    assert!(text.contains("note unquantized: `model.layers.0.self_attn.q_proj`,"), "{text}");
+    assert!(text.contains("and 40 more are products that a recipe quantizes"), "{text}");
+    let denied = folder.planc(&format!("{compile} --deny unquantized"));
+    assert_eq!(denied.code, 1, "{}", denied.stdout);
+    assert!(denied.stderr.starts_with("error[PL0611]"), "{}", denied.stderr);
+}
+
+/// Moments of a weight that was moved alone: the user's edit is no bug of planc.
+#[test]
+fn a_program_whose_weight_and_states_disagree_is_refused() {
+    let folder = Folder::new("disagree", &[]);
+    folder.works("compile model.ron --mesh 2x2 --emit logical -o x.ir");
+    let text = folder.read("x.ir");
+    let edited: Vec<String> = text
+        .lines()
+        .map(|it| match it.contains("param %model.layers.0.self_attn.q_proj.weight ") {
+            true => it.replace("@ [tp.dp, _]", "@ [tp, dp]"),
+            false => it.to_string(),
+        })
+        .collect();
+    fs::write(folder.0.join("x.ir"), edited.join("\n") + "\n").expect("the folder is writable");
+    let ran = folder.planc("compile x.ir");
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert!(ran.stderr.starts_with("error[PL0612]"), "{}", ran.stderr);
+    assert!(unwrapped(&ran.stderr).contains("as of a weight and its states"), "{}", ran.stderr);
 }
 
 #[test]

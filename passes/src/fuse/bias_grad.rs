@@ -24,8 +24,8 @@ impl Walk<'_> {
         }
         let result = self.graph.nodes[sum].results[0];
         let Some(early) = self.needed_before(result, node) else { return };
-        let (at, _) = self.place(node);
-        for (n, it) in (1..).zip(early) {
+        let (at, last) = self.place(node);
+        for (n, it) in (last + 1..).zip(early) {
             self.places[it] = Some((at, n));
         }
         let dtype = self.graph.ty(result).dtype;
