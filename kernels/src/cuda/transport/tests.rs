@@ -400,8 +400,9 @@ impl Random {
         (self.0 >> 33) % n
     }
 
-    /// Each axis cuts a dimension, is partial, or has copies.
-    fn sharding(&mut self, mesh: &Mesh, ndim: usize, op: ReduceOp) -> Sharding {
+    /// Each axis cuts a dimension, is partial, or has copies; some dimensions are cut in granules.
+    fn sharding(&mut self, mesh: &Mesh, shape: &[u64], op: ReduceOp) -> Sharding {
+        let ndim = shape.len();
         let mut digits: Vec<Vec<Digit>> = vec![Vec::new(); ndim];
         let mut partial = AxisSet::EMPTY;
         let mut axes: Vec<Axis> = mesh.axes().collect();
@@ -417,8 +418,12 @@ impl Random {
                 partial = partial.with(axis);
             }
         }
-        let dims = digits.into_iter().map(DimLayout::new).collect();
-        Sharding { dims, partial: None }.with_partial(op, partial)
+        let dims = digits.into_iter().zip(shape).map(|(digits, size)| {
+            let granule = 1 + self.below(3);
+            let fits = size.is_multiple_of(granule);
+            DimLayout::new(digits).in_granules(if fits { granule as u32 } else { 1 })
+        });
+        Sharding { dims: dims.collect(), partial: None }.with_partial(op, partial)
     }
 }
 
@@ -437,8 +442,8 @@ fn any_step_of_any_reshard() {
         let mesh = &meshes[case % meshes.len()];
         let shape = shapes[random.below(shapes.len() as u64) as usize];
         let op = ReduceOp::ALL[random.below(4) as usize];
-        let from = random.sharding(mesh, shape.len(), op);
-        let to = random.sharding(mesh, shape.len(), op);
+        let from = random.sharding(mesh, shape, op);
+        let to = random.sharding(mesh, shape, op);
         let steps = reshard(&from, &to, shape, 4, mesh, &CommCost::default()).expect("they can be");
         let mut at = &from;
         for step in &steps {
