@@ -81,6 +81,7 @@ fn replace_loss(graph: &mut Graph) {
         init: Init::Zeros,
         decay: false,
         trainable: false,
+        placed: false,
         reduce_dtype: ty.dtype,
         scope: builder.scope,
         aliases: Vec::new(),

@@ -322,6 +322,8 @@ pub struct Param {
     pub decay: bool,
     /// It is trained.
     pub trainable: bool,
+    /// The user said where all of it is stored, so nothing cuts it otherwise.
+    pub placed: bool,
     /// Type in which its gradient is reduced over data-parallel axes.
     pub reduce_dtype: crate::DType,
     /// The module it belongs to.

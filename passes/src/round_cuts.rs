@@ -11,7 +11,7 @@
 //!
 //! What is compared is seconds of collectives, as in propagation but with padding: the gathers of a micro-batch, and
 //! the reduction of the gradient. Few rows on many ranks are so left as they are. Tensor parallelism is never
-//! rounded: its cuts are what ranks compute.
+//! rounded: its cuts are what ranks compute. Nor is what the user placed.
 
 use ir::graph::{AfterForward, Cut, Param, Reduction};
 use ir::placement::{CommCost, Sharding};
@@ -40,10 +40,9 @@ impl Pass<Graph> for RoundCuts {
     fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
         let gemms = Gemms::find(graph)?;
         for (index, spec) in gemms.weights.into_iter().enumerate() {
-            let Some(spec) = spec.filter(|it| matches!(it.scaling, Scaling::Block { .. })) else {
-                continue;
-            };
             let param = graph.params[index].clone();
+            let in_blocks = |it: &QuantSpec| matches!(it.scaling, Scaling::Block { .. });
+            let Some(spec) = spec.filter(|it| in_blocks(it) && !param.placed) else { continue };
             if let Some(rounded) = rounded(graph, &param, spec) {
                 let cut = compared(graph, &param, rounded);
                 if cut.is_rounded() {

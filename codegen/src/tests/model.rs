@@ -121,6 +121,7 @@ impl Model<'_> {
             init: Init::Zeros,
             decay: true,
             trainable: true,
+            placed: false,
             reduce_dtype: DType::F32,
             scope,
             aliases: Vec::new(),

@@ -138,6 +138,7 @@ impl Cx<'_> {
             init,
             decay,
             trainable,
+            placed: explicit,
             reduce_dtype,
             scope,
             aliases,

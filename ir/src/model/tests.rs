@@ -776,6 +776,8 @@ fn options_of_one_parameter() {
     };
     assert!(!param("model.embed_tokens.weight").trainable);
     assert!(!param("lm_head.weight").decay);
+    assert!(param("model.layers.0.mlp.up_proj.weight").placed);
+    assert!(!param("model.layers.0.mlp.down_proj.weight").placed);
     assert_eq!(param("model.layers.1.mlp.down_proj.weight").init, crate::graph::Init::Zeros);
 }
 

@@ -361,6 +361,9 @@ impl<'a> GraphPrinter<'a> {
         if !param.trainable {
             self.printer.out.push_str(" frozen");
         }
+        if param.placed {
+            self.printer.out.push_str(" placed");
+        }
         if param.reduce_dtype != self.graph.ty(param.value).dtype {
             self.printer.write(format_args!(" reduce={}", param.reduce_dtype));
         }

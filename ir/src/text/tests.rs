@@ -108,6 +108,7 @@ fn full_graph(phase: Phase) -> Graph {
         init: Init::Normal { mean: 0.0, std: 0.02 },
         decay: true,
         trainable: true,
+        placed: true,
         reduce_dtype: DType::Bf16,
         scope: mlp,
         aliases: vec!["lm_head.weight".into(), "a b".into()],
@@ -118,6 +119,7 @@ fn full_graph(phase: Phase) -> Graph {
         init: Init::Uniform { low: -1.0, high: 1e-3 },
         decay: false,
         trainable: false,
+        placed: false,
         aliases: vec![],
         grad: None,
         ..param.clone()
@@ -175,7 +177,8 @@ fn structure(graph: &Graph) -> Vec<String> {
         let full = if is_live(it.full) { it.full } else { compute };
         let grad = it.grad.filter(|&it| is_live(it)).map(name);
         res.push(format!("{:?} {grad:?}", names(&[it.value, compute, full])));
-        res.push(format!("{:?} {} {} {}", it.init, it.decay, it.trainable, it.reduce_dtype));
+        res.push(format!("{:?} {} {} {}", it.init, it.decay, it.trainable, it.placed));
+        res.push(it.reduce_dtype.to_string());
         res.push(format!("{:?} {:?}", it.scope, it.aliases));
     }
     for it in &graph.stores {

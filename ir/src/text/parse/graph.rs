@@ -205,6 +205,7 @@ impl<'a> Parser<'a> {
             init: Init::Zeros,
             decay: false,
             trainable: true,
+            placed: false,
             reduce_dtype: draft.graph.ty(value).dtype,
             scope: Scope::new(0),
             aliases: Vec::new(),
@@ -214,10 +215,11 @@ impl<'a> Parser<'a> {
         loop {
             let word = self.cursor.peek_word();
             match word {
-                "decay" | "frozen" => {
+                "decay" | "frozen" | "placed" => {
                     self.cursor.word("a flag")?;
                     param.decay |= word == "decay";
                     param.trainable &= word != "frozen";
+                    param.placed |= word == "placed";
                 }
                 "init" | "reduce" | "aliases" | "compute" | "full" | "grad" => {
                     self.cursor.word("a property")?;
