@@ -85,6 +85,8 @@ fn judge(subject: &Subject, number: usize) -> (BTreeMap<Kind, Row>, Vec<String>)
         let wanted = match (kind, name.contains("fp8")) {
             (Kind::DropAmax, false) => 0,
             (Kind::DropAmax, true) => 4 * n_mutants(),
+            // It takes long, and is like others but for granules.
+            _ if name.contains("blocks") && kind != Kind::ChangeGranule => n_mutants() / 3,
             _ => n_mutants(),
         };
         for seed in 0..10 * wanted as u64 {

@@ -1,4 +1,4 @@
-//! Mutations of a plan, in thirteen kinds, by seed.
+//! Mutations of a plan, in fourteen kinds, by seed.
 
 use ir::DType;
 use ir::ops::CollectiveKind;
@@ -24,10 +24,11 @@ pub enum Kind {
     DropAmax,
     ReorderStreams,
     DropOp,
+    ChangeGranule,
 }
 
 impl Kind {
-    pub const ALL: [Kind; 13] = [
+    pub const ALL: [Kind; 14] = [
         Kind::DropWait,
         Kind::SwapCollectives,
         Kind::ShiftOffset,
@@ -41,6 +42,7 @@ impl Kind {
         Kind::DropAmax,
         Kind::ReorderStreams,
         Kind::DropOp,
+        Kind::ChangeGranule,
     ];
 
     /// As the table calls it.
@@ -59,6 +61,7 @@ impl Kind {
             Kind::DropAmax => "drop an amax reduction",
             Kind::ReorderStreams => "reorder across streams",
             Kind::DropOp => "drop an op",
+            Kind::ChangeGranule => "change a granule",
         }
     }
 
@@ -78,6 +81,7 @@ impl Kind {
             Kind::ChangeDtype => &[Types],
             Kind::ReorderStreams => &[Communication, Races, Values, Lifetimes],
             Kind::DropOp => &[Values, States, Gradients],
+            Kind::ChangeGranule => &[Types],
         }
     }
 }
@@ -122,6 +126,7 @@ pub fn mutant(plan: &Plan, kind: Kind, choices: &mut Choices) -> Option<Plan> {
         Kind::ChangeDtype => change_dtype(&mut res, choices),
         Kind::ReorderStreams => reorder(&mut res, choices),
         Kind::DropOp => drop_op(&mut res, choices),
+        Kind::ChangeGranule => change_granule(&mut res, choices),
     };
     changed.filter(|()| res != *plan).map(|()| res)
 }
@@ -368,6 +373,26 @@ fn change_axes(plan: &mut Plan, choices: &mut Choices) -> Option<()> {
             };
         }
     }
+    Some(())
+}
+
+/// A dimension is cut into multiples of something else, of 1 among them.
+fn change_granule(plan: &mut Plan, choices: &mut Choices) -> Option<()> {
+    let cut = |it: &Buffer| !plan.buffers[*it].sharding.sharded_axes().is_empty();
+    let rounded = |it: &Buffer| plan.buffers[*it].sharding.dims.iter().any(|it| it.granule() > 1);
+    let mut all: Vec<Buffer> = plan.buffers.keys().filter(cut).collect();
+    if all.iter().any(rounded) {
+        all.retain(rounded);
+    }
+    let data = &mut plan.buffers[choices.of(&all)?];
+    let dim = data.sharding.dims.iter().position(|it| !it.is_whole())?;
+    let size = data.ty.shape[dim];
+    let granules: Vec<u32> = [1, 2, 3, 4, 64, 128, 256, 384, size as u32]
+        .into_iter()
+        .filter(|&it| it > 0 && size.is_multiple_of(it.into()))
+        .collect();
+    let layout = data.sharding.dims[dim].clone().in_granules(choices.of(&granules)?);
+    data.sharding.dims[dim] = layout;
     Some(())
 }
 

@@ -51,13 +51,14 @@ pub fn compiled(source: &str, mesh: &str, set: &[(&str, &str)]) -> Result<Plan, 
 }
 
 /// FSDP x TP; replicated KV heads; HSDP with micro-batches; checkpointing, with a coordinate whose shards
-/// are empty; FP8 with delayed scaling.
+/// are empty; FP8 with delayed scaling; FP8 in blocks, between which FSDP cuts.
 pub fn subjects() -> Vec<Subject> {
     let subject = |name, source: &str, mesh: &str, set: &[(&str, &str)]| Subject {
         name,
         plan: compiled(source, mesh, set).expect("it compiles"),
     };
     let fp8 = "recipe: DelayedScaling(amax_history_len: 4), precision: (compute: bf16), micro_batches: 2,";
+    let blocks = "recipe: Float8BlockScaling(), precision: (compute: bf16),";
     vec![
         subject("2x2", &llama(16, 4, 24, 2, ""), "2x2", &[]),
         subject(
@@ -75,5 +76,7 @@ pub fn subjects() -> Vec<Subject> {
         // 20 rows over 8 coordinates are 3, 3, 3, 3, 3, 3, 2 and none.
         subject("8 checkpoint, empty shards", &llama(20, 2, 24, 2, "checkpoint: Full,"), "8", &[]),
         subject("2x2x2 fp8", &llama(64, 4, 128, 1, fp8), "2x2x2", &[]),
+        // Of 5 blocks two coordinates have 3 and 2.
+        subject("2 blocks", &llama(128, 2, 640, 1, blocks), "2", &[]),
     ]
 }
