@@ -180,9 +180,15 @@ fn biases_are_added_by_the_gemms_of_codes() {
 /// of two ranks is off by half or more.
 const BIAS_GRAD: f64 = 0.18;
 
+/// The same in f32 with scales of a history, which are the same on all meshes: codes differ only where a number lies
+/// between two, and sums only by their order. A few codes show in the bias of k: a softmax does not see what is added to
+/// all keys, so without `rope` its gradient would be zero.
+const BIAS_GRAD_F32: f64 = 1e-2;
+
 /// The gradient of each bias, from its first moment.
-fn bias_grads(model: &str, mesh: &str, recipe: &str) -> BTreeMap<String, Vec<f64>> {
-    let model = ir::model::parse_with(model, &[("recipe", recipe)]).unwrap();
+fn bias_grads(model: &str, mesh: &str, recipe: &str, compute: &str) -> BTreeMap<String, Vec<f64>> {
+    let set = [("recipe", recipe), ("precision.compute", compute)];
+    let model = ir::model::parse_with(model, &set).unwrap();
     let graph = ir::model::elaborate(&model, &ir::model::MeshSpec::parse(mesh).unwrap()).unwrap();
     let plan = codegen::compile(graph, &codegen::Options::default()).unwrap().plan;
     let alone = plan.timeline(&ir::plan::PlanSection::ALL).filter(|it| match it.1 {
@@ -205,16 +211,21 @@ fn gradients_of_biases_are_those_of_one_rank() {
     let biased = MODEL.replace("bias: false", "bias: true");
     for activation in ["swiglu", "gelu"] {
         let model = biased.replace("activation: swiglu", &format!("activation: {activation}"));
-        for recipe in ["DelayedScaling(amax_history_len: 4)", "Float8CurrentScaling()"] {
-            let one = bias_grads(&model, "1", recipe);
+        for (recipe, compute, tolerance) in [
+            ("DelayedScaling(amax_history_len: 4)", "bf16", BIAS_GRAD),
+            ("DelayedScaling(amax_history_len: 4)", "f32", BIAS_GRAD_F32),
+            ("Float8CurrentScaling()", "bf16", BIAS_GRAD),
+        ] {
+            let one = bias_grads(&model, "1", recipe, compute);
             assert!(one.len() >= 6, "{:?}", one.keys());
             for mesh in ["2", "2x2"] {
-                for (name, found) in bias_grads(&model, mesh, recipe) {
+                for (name, found) in bias_grads(&model, mesh, recipe, compute) {
                     let off: f64 =
                         found.iter().zip(&one[&name]).map(|(a, b)| (a - b).powi(2)).sum();
                     let norm: f64 = one[&name].iter().map(|it| it * it).sum();
                     let off = (off / norm).sqrt();
-                    assert!(off < BIAS_GRAD, "{recipe} on {mesh}: {name} is off by {off}");
+                    let what = format!("{recipe} in {compute} on {mesh}: {name}");
+                    assert!(off < tolerance, "{what} is off by {off}");
                 }
             }
         }
