@@ -1,4 +1,4 @@
-//! `round-cuts`: FSDP cuts weights in blocks between blocks, where that is cheaper than what it saves.
+//! `round-cuts`: FSDP cuts weights in blocks between blocks, where that costs less than it saves.
 //!
 //! A square of 128 x 128 numbers has one scale, so a weight is gathered as codes only if no cut goes through
 //! a square. Of 14336 rows over dp=64:
@@ -6,7 +6,7 @@
 //! ```text
 //!               rows of a rank                 gathered
 //! [dp, _]       224                            numbers of the compute type, quantized behind the gather
-//! [dp%128, _]   256 of 56 ranks, none of 8     codes and scales: half the bytes, and a seventh more padding
+//! [dp%128, _]   256 of 56 ranks, none of 8     codes and scales: half the bytes, and a seventh more for padding
 //! ```
 //!
 //! What is compared is seconds of collectives, as in propagation but with padding: the gathers of a micro-batch, and
@@ -20,6 +20,7 @@ use ir::quant::{QuantSpec, Scaling};
 use ir::{Graph, Phase};
 
 use crate::quantize::{Gemms, block};
+use crate::update::batch_axes;
 use crate::{Pass, PassError};
 
 /// Bytes of a code, with its share of the scale of a square.
@@ -95,10 +96,16 @@ fn compared(graph: &Graph, param: &Param, rounded: Sharding) -> Cut {
         Reduction::EveryMicroBatch => 1.0,
         Reduction::LastMicroBatch => 1.0 / f64::from(graph.micro_batches),
     };
+    // Replicas reduce their pieces among them once a step.
+    let replicas = mesh.set_size(batch_axes(graph).minus(even.sharded_axes())) as f64;
+    let replicated = if param.trainable { 2.0 * (replicas - 1.0) / replicas } else { 0.0 };
+    let replicated = replicated / f64::from(graph.micro_batches);
     let seconds = |storage: &Sharding, gathered: f64| {
-        let elements = others * storage.local_elements(&data.ty.shape, mesh) as f64;
-        let moved = |bytes: f64| cost.latency + elements * bytes / cost.bandwidth;
-        gathers * moved(gathered) + reductions * moved(param.reduce_dtype.bytes() as f64)
+        let elements = storage.local_elements(&data.ty.shape, mesh) as f64;
+        let sent = |bytes: f64| elements * bytes / cost.bandwidth;
+        let moved = |bytes: f64| cost.latency + others * sent(bytes);
+        let reduced = param.reduce_dtype.bytes() as f64;
+        gathers * moved(gathered) + reductions * moved(reduced) + replicated * sent(reduced)
     };
     let numbers = graph.ty(param.compute).dtype.bytes() as f64;
     let seconds = [seconds(&even, numbers), seconds(&rounded, CODE_BYTES)];

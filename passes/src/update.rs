@@ -153,7 +153,7 @@ fn store_gradient(builder: &mut Builder<'_>, index: usize) -> Result<(), BuildEr
 }
 
 /// Axes over which the batch is sharded.
-fn batch_axes(graph: &Graph) -> AxisSet {
+pub(crate) fn batch_axes(graph: &Graph) -> AxisSet {
     let inputs = graph.values.values().filter(|it| it.def == Def::Input);
     let layouts = inputs.filter_map(|it| it.sharding.as_ref()?.dims.first());
     layouts.fold(AxisSet::EMPTY, |axes, it| axes.union(it.axis_set()))
