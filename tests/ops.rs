@@ -373,7 +373,7 @@ fn sums_on_the_way_are_partial_over_sharded_rows() {
     let mesh = Mesh::new(&[("dp", 2), ("tp", 2)]);
     let types = [TensorType::new(DType::F32, &[4, 2, 6]), TensorType::scalar(DType::F32)];
     let op = Op::from(Quantize {
-        sums: Sums { of: vec![(0, DType::F32)] },
+        sums: Sums { of: [(0, DType::F32)].into() },
         ..Quantize::new(DType::E5M2, Copies::Both)
     });
     let results = op.infer(&types.iter().collect::<Vec<_>>()).expect("well-typed");
@@ -393,7 +393,7 @@ fn sums_on_the_way_are_partial_over_sharded_rows() {
 fn amaxes_of_codes_are_f32() {
     let op = Glu {
         amax: Amaxes { of: vec![0], pieces: Vec::new() },
-        codes: Codes { of: vec![(0, DType::E4M3)] },
+        codes: Codes { of: [(0, DType::E4M3)].into() },
         ..Glu::new(GluKind::Swiglu)
     };
     let (x, scale) = (TensorType::new(DType::Bf16, &[4, 6]), TensorType::scalar(DType::F32));

@@ -173,7 +173,7 @@ impl OpDef for Activation {
         };
         let plain = Activation::new(ActivationKind::Gelu);
         let amaxes = |pieces| Amaxes { of: vec![0], pieces };
-        let codes = Codes { of: vec![(0, DType::E4M3)] };
+        let codes = Codes { of: [(0, DType::E4M3)].into() };
         let fused = [
             Activation { amax: amaxes(vec![(0, 2)]), ..plain.clone() },
             Activation { codes: codes.clone(), ..plain.clone() },

@@ -82,8 +82,8 @@ impl OpDef for ActivationGrad {
         };
         let plain = ActivationGrad::new(ActivationKind::Gelu);
         let amaxes = |pieces| Amaxes { of: vec![0], pieces };
-        let codes = Codes { of: vec![(0, DType::E4M3)] };
-        let sums = Sums { of: vec![(0, DType::F32)] };
+        let codes = Codes { of: [(0, DType::E4M3)].into() };
+        let sums = Sums { of: [(0, DType::F32)].into() };
         let fused = [
             ActivationGrad { amax: amaxes(vec![(0, 2)]), ..plain.clone() },
             ActivationGrad { codes: codes.clone(), ..plain.clone() },

@@ -20,13 +20,18 @@ use crate::types::{DType, TensorType};
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Codes {
     /// Which results, and the type of their codes.
-    pub of: Vec<(usize, DType)>,
+    pub of: Box<[(usize, DType)]>,
 }
 
 impl Codes {
     /// Whether there are none.
     pub fn is_none(&self) -> bool {
         self.of.is_empty()
+    }
+
+    /// Adds codes of a result, of this type.
+    pub fn push(&mut self, codes: (usize, DType)) {
+        self.of = std::mem::take(&mut self.of).into_iter().chain([codes]).collect();
     }
 
     /// Of all operands, the op's own.

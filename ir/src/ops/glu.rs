@@ -117,7 +117,7 @@ impl OpDef for Glu {
         let pieces = [vec![], vec![(0, 2)], vec![(0, 4), (1, 2)]];
         let amaxes = pieces.map(|pieces| Amaxes { of: vec![0], pieces });
         let amaxes = amaxes.map(|amax| Glu { amax, ..swiglu.clone() });
-        let codes = |to| Codes { of: vec![(0, to)] };
+        let codes = |to| Codes { of: [(0, to)].into() };
         let codes = [
             Glu { codes: codes(DType::E5M2), ..swiglu.clone() },
             Glu { codes: codes(DType::E4M3), ..amaxes[0].clone() },

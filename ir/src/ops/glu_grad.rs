@@ -113,7 +113,7 @@ impl OpDef for GluGrad {
             |recompute| GluKind::ALL.map(|kind| GluGrad { recompute, ..GluGrad::new(kind) });
         let amaxes = |of: &[usize], pieces| Amaxes { of: of.to_vec(), pieces };
         let swiglu = |recompute, amax| GluGrad { recompute, amax, ..GluGrad::new(GluKind::Swiglu) };
-        let codes = |of: &[(usize, DType)]| Codes { of: of.to_vec() };
+        let codes = |of: &[(usize, DType)]| Codes { of: of.into() };
         let (e4m3, e5m2) = (DType::E4M3, DType::E5M2);
         let sums = |of: &[usize]| Sums { of: of.iter().map(|&it| (it, DType::F32)).collect() };
         let fused = [

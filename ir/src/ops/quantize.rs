@@ -148,7 +148,7 @@ impl OpDef for Quantize {
 
     fn samples() -> Vec<Sample> {
         let op = |copies, pieces| Quantize { pieces, ..Quantize::new(DType::E4M3, copies) };
-        let sum = |op| Quantize { sums: Sums { of: vec![(0, DType::F32)] }, ..op };
+        let sum = |op| Quantize { sums: Sums { of: [(0, DType::F32)].into() }, ..op };
         let sample = |op, x: &[u64], scale: &[u64]| {
             Sample::floats(op, &[x, scale]).fill(1, Values::Positive)
         };

@@ -114,7 +114,7 @@ impl OpDef for RmsNorm {
         let amaxes = |pieces| Amaxes { of: vec![0], pieces };
         let amax = RmsNorm { amax: amaxes(vec![]), ..residual.clone() };
         let pieces = RmsNorm { amax: amaxes(vec![(0, 2), (1, 2)]), ..op.clone() };
-        let codes = |to| Codes { of: vec![(0, to)] };
+        let codes = |to| Codes { of: [(0, to)].into() };
         let e4m3 = RmsNorm { codes: codes(DType::E4M3), ..amax.clone() };
         let e5m2 = RmsNorm { codes: codes(DType::E5M2), ..op.clone() };
         vec![

@@ -32,18 +32,11 @@ pub enum Digit {
 /// Always normal: no block of 1, no two blocks next to each other, no block at the end, and no
 /// granule where nothing is cut. One that rounds nothing for the size at hand is another layout all the
 /// same: who knows the size leaves it out.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct DimLayout {
-    digits: SmallVec<[Digit; 2]>,
-    /// Pieces are rounded up to a multiple of this.
-    granule: u32,
-}
-
-impl Default for DimLayout {
-    fn default() -> DimLayout {
-        DimLayout { digits: SmallVec::new(), granule: 1 }
-    }
-}
+///
+/// A block at the end would keep all that is there, so that is where the granule is stored: there is a
+/// layout for each dimension of each value, and few have granules.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct DimLayout(SmallVec<[Digit; 2]>);
 
 /// A contiguous range of global indices: its start and its length.
 pub type Run = (u64, u64);
@@ -109,12 +102,12 @@ impl DimLayout {
         while let Some(Digit::Block(_)) = res.last() {
             res.pop();
         }
-        DimLayout { digits: res, granule: 1 }
+        DimLayout(res)
     }
 
     /// The layout cut over these axes, major to minor.
     pub fn over(axes: impl IntoIterator<Item = Axis>) -> DimLayout {
-        DimLayout { digits: axes.into_iter().map(Digit::Axis).collect(), granule: 1 }
+        DimLayout(axes.into_iter().map(Digit::Axis).collect())
     }
 
     /// The same digits, whose pieces are multiples of `granule` from here on; it must divide the
@@ -126,28 +119,39 @@ impl DimLayout {
     #[must_use]
     pub fn in_granules(mut self, granule: u32) -> DimLayout {
         assert!(granule > 0, "a granule has a size");
-        self.granule = if self.is_whole() { 1 } else { granule };
+        if let Some(Digit::Block(_)) = self.0.last() {
+            self.0.pop();
+        }
+        if granule > 1 && !self.is_whole() {
+            self.0.push(Digit::Block(granule));
+        }
         self
     }
 
     /// Pieces are rounded up to a multiple of this; 1 if they are not rounded.
     pub fn granule(&self) -> u32 {
-        self.granule
+        match self.0.last() {
+            Some(&Digit::Block(granule)) => granule,
+            Some(Digit::Axis(_)) | None => 1,
+        }
     }
 
     /// The digits, major to minor.
     pub fn digits(&self) -> &[Digit] {
-        &self.digits
+        match self.0.split_last() {
+            Some((Digit::Block(_), digits)) => digits,
+            Some((Digit::Axis(_), _)) | None => &self.0,
+        }
     }
 
     /// Whether nothing cuts it.
     pub fn is_whole(&self) -> bool {
-        self.digits.is_empty()
+        self.0.is_empty()
     }
 
     /// The axes that cut it, in digit order.
     pub fn axes(&self) -> impl DoubleEndedIterator<Item = Axis> + '_ {
-        self.digits.iter().filter_map(|it| match *it {
+        self.digits().iter().filter_map(|it| match *it {
             Digit::Axis(axis) => Some(axis),
             Digit::Block(_) => None,
         })
@@ -160,14 +164,14 @@ impl DimLayout {
 
     /// Whether every coordinate holds one contiguous range: it has no blocks.
     pub fn is_contiguous(&self) -> bool {
-        self.digits.iter().all(|it| matches!(it, Digit::Axis(_)))
+        self.digits().iter().all(|it| matches!(it, Digit::Axis(_)))
     }
 
     /// Whether every cut of a dimension of `size` gives equal pieces, of whole granules.
     pub fn divides(&self, size: u64, mesh: &Mesh) -> bool {
         let mut rest = size / self.unit();
         size.is_multiple_of(self.unit())
-            && self.digits.iter().all(|&digit| {
+            && self.digits().iter().all(|&digit| {
                 let even = rest.is_multiple_of(width(digit, mesh));
                 rest /= width(digit, mesh).max(1);
                 even
@@ -238,9 +242,9 @@ impl DimLayout {
             if others.flat_map(|(_, it)| it.0.axes()).all(|it| mesh.size(it) == 1) {
                 let all = DimLayout::new(parts.iter().enumerate().flat_map(|(i, (layout, _))| {
                     let keep = move |it: &&Digit| i == at || matches!(it, Digit::Axis(_));
-                    layout.digits.iter().filter(keep).copied()
+                    layout.digits().iter().filter(keep).copied()
                 }));
-                return Some(all.in_granules(parts[at].0.granule));
+                return Some(all.in_granules(parts[at].0.granule()));
             }
         }
         let mut digits: SmallVec<[Digit; 8]> = SmallVec::new();
@@ -252,13 +256,14 @@ impl DimLayout {
                 let behind = &parts[i + 1..];
                 let inner: u64 = behind.iter().map(|it| it.1).product();
                 let whole = behind.iter().all(|it| it.0.is_whole()) && inner > 0;
-                let nests = fixed(&digits) && !one_cut(digits.last(), layout.digits.first(), mesh);
+                let nests =
+                    fixed(&digits) && !one_cut(digits.last(), layout.digits().first(), mesh);
                 let granule = u32::try_from(layout.unit().checked_mul(inner)?).ok()?;
-                digits.extend(layout.digits.iter().copied());
+                digits.extend(layout.digits().iter().copied());
                 return (whole && nests).then(|| DimLayout::new(digits).in_granules(granule));
             }
-            let width: u64 = layout.digits.iter().map(|&it| width(it, mesh)).product();
-            digits.extend(layout.digits.iter().copied());
+            let width: u64 = layout.digits().iter().map(|&it| width(it, mesh)).product();
+            digits.extend(layout.digits().iter().copied());
             match u32::try_from(size / width).ok()? {
                 1 => (),
                 n => digits.push(Digit::Block(n)),
@@ -289,7 +294,7 @@ impl DimLayout {
             inner *= factors[n];
             n -= 1;
         }
-        let mut digits: SmallVec<[Digit; 8]> = self.digits.iter().rev().copied().collect();
+        let mut digits: SmallVec<[Digit; 8]> = self.digits().iter().rev().copied().collect();
         let n_cut = if even { factors.len() } else { n };
         let mut front: SmallVec<[Digit; 4]> = SmallVec::new();
         for (factor, part) in factors[..n_cut].iter().zip(&mut res) {
@@ -326,26 +331,26 @@ impl DimLayout {
         if digits.iter().any(|&it| width(it, mesh) > 1) {
             return None;
         }
-        *last = DimLayout::new(last.digits.iter().copied().chain(digits.into_iter().rev()));
+        *last = DimLayout::new(last.digits().iter().copied().chain(digits.into_iter().rev()));
         Some(res)
     }
 
     /// The first `n` digits, as they cut a dimension of `size`.
     pub(super) fn prefix(&self, n: usize, size: u64, mesh: &Mesh) -> DimLayout {
-        let even = DimLayout::new(self.digits[..n].iter().copied());
-        let rounded = even.clone().in_granules(self.granule);
+        let even = DimLayout::new(self.digits()[..n].iter().copied());
+        let rounded = even.clone().in_granules(self.granule());
         if rounded.divides(size, mesh) { even } else { rounded }
     }
 
     /// These digits, then `digits`.
     pub(super) fn then(&self, digits: impl IntoIterator<Item = Digit>) -> DimLayout {
-        DimLayout::new(self.digits.iter().copied().chain(digits)).in_granules(self.granule)
+        DimLayout::new(self.digits().iter().copied().chain(digits)).in_granules(self.granule())
     }
 
     /// The same without the digits of `axes`: what a gather over them gives.
     pub(super) fn without(&self, axes: AxisSet) -> DimLayout {
         let cuts = |it: &&Digit| !matches!(it, Digit::Axis(axis) if axes.contains(*axis));
-        DimLayout::new(self.digits.iter().filter(cuts).copied()).in_granules(self.granule)
+        DimLayout::new(self.digits().iter().filter(cuts).copied()).in_granules(self.granule())
     }
 
     /// Whether the first `n` digits name ranges that the others cut further, for this size.
@@ -353,7 +358,7 @@ impl DimLayout {
     /// Not so only inside a refined axis that cuts unevenly: that is one cut.
     pub(super) fn nests_at(&self, n: usize, size: u64, mesh: &Mesh) -> bool {
         let (Some(&Digit::Axis(major)), Some(&Digit::Axis(minor))) =
-            (n.checked_sub(1).and_then(|it| self.digits.get(it)), self.digits.get(n))
+            (n.checked_sub(1).and_then(|it| self.digits().get(it)), self.digits().get(n))
         else {
             return true;
         };
@@ -361,13 +366,13 @@ impl DimLayout {
     }
 
     fn unit(&self) -> u64 {
-        u64::from(self.granule)
+        u64::from(self.granule())
     }
 
     fn cuts(&self, mesh: &Mesh) -> SmallVec<[Cut<'_>; 4]> {
         let granule = self.unit();
         let cut = |digits| Cut { digits, width: product(digits, mesh).max(1), granule };
-        self.digits.chunk_by(|a, b| one_cut(Some(a), Some(b), mesh)).map(cut).collect()
+        self.digits().chunk_by(|a, b| one_cut(Some(a), Some(b), mesh)).map(cut).collect()
     }
 }
 

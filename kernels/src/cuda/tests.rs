@@ -698,7 +698,7 @@ fn codes_with_columns_are_made_of_squares() {
 /// Each row of squares leaves a row of sums, which a second launch adds up.
 #[test]
 fn codes_with_a_sum_are_made_of_squares() {
-    let sums = Sums { of: vec![(0, DType::Bf16)] };
+    let sums = Sums { of: [(0, DType::Bf16)].into() };
     let op = Quantize { sums, ..Quantize::new(DType::E5M2, Copies::Rows) };
     let program = lowered(&Sample::floats(op.clone(), &[&[3, 100, 200], &[]]));
     let [Work::Launch(codes), Work::Launch(sum)] = program.work.as_slice() else {
@@ -718,7 +718,7 @@ fn codes_with_a_sum_are_made_of_squares() {
 /// Parts of 50 rows, in tiles of 128 columns, f32; all parts of a result, then those of the next.
 #[test]
 fn gradients_of_glus_sum_what_they_make_in_parts() {
-    let sums = Sums { of: vec![(1, DType::F32), (0, DType::Bf16)] };
+    let sums = Sums { of: [(1, DType::F32), (0, DType::Bf16)].into() };
     let op = GluGrad { sums, ..GluGrad::new(GluKind::Swiglu) };
     let shape: &[u64] = &[2, 100, 256];
     let program = lowered(&Sample::floats(op, &[shape; 3]));
@@ -769,7 +769,7 @@ fn tensors_with_several_scales_or_a_sum_are_not_batched() {
         let call = OpCall { op: &quantize, args: &args, results: &codes, bounds: &[] };
         assert_eq!(batchable(&call, &call), batched);
         let Op::Quantize(mut summed) = quantize.clone() else { unreachable!("it is one") };
-        summed.sums.of.push((0, DType::F32));
+        summed.sums.push((0, DType::F32));
         let (summed, [codes]) = (summed.into(), codes);
         let results = [codes, operand(DType::F32, 8)];
         let call = OpCall { op: &summed, args: &args, results: &results, bounds: &[] };

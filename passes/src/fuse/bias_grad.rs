@@ -30,7 +30,7 @@ impl Walk<'_> {
         }
         let dtype = self.graph.ty(result).dtype;
         let Op::Quantize(op) = &mut self.graph.nodes[node].op else { return };
-        op.sums.of.push((0, dtype));
+        op.sums.push((0, dtype));
         self.n_reads[x] -= 1;
         self.readers[x].retain(|it| *it != sum);
         self.hand_over(result, node, index);

@@ -51,12 +51,12 @@ impl Walk<'_> {
         }
         let data = &mut self.graph.nodes[maker];
         let codes = data.op.codes_mut().expect("it can make some");
-        codes.of.push((of, to));
+        codes.push((of, to));
         data.inputs.push(scale);
         self.n_reads[x] -= 1;
         self.hand_over(results[0], maker, of);
         if let (Some(to), Some(sums)) = (sum, self.graph.nodes[maker].op.sums_mut()) {
-            sums.of.push((of, to));
+            sums.push((of, to));
             let index = self.graph.nodes[maker].results.len();
             self.hand_over(results[1], maker, index);
         }

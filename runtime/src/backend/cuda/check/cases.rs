@@ -259,7 +259,7 @@ fn amaxes(of: &[usize]) -> Amaxes {
 
 /// These results as codes.
 fn codes(of: &[(usize, DType)]) -> Codes {
-    Codes { of: of.to_vec() }
+    Codes { of: of.into() }
 }
 
 /// Results of which there are amaxes, and those that are codes.

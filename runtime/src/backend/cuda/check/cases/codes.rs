@@ -142,7 +142,7 @@ fn quantize() -> Vec<Case> {
                 some.into_iter().map(|it| it.holding(0, Content::Wide))
             };
             for sum in [DType::F32, DType::Bf16] {
-                let sums = || Sums { of: vec![(0, sum)] };
+                let sums = || Sums { of: [(0, sum)].into() };
                 res.extend(shapes.iter().flat_map(|it| plain(it, &[], &[], sums())));
                 // More rows of squares than one block adds up; several scales.
                 res.extend(plain(&[70_001, 40], &[], &[], sums()));
