@@ -19,8 +19,8 @@ use crate::ops::{Factors, Op, Real, TypeError, Types, ViewMut, ndim_at_least};
 use crate::placement::ReduceOp;
 use crate::types::{DType, TensorType};
 
-/// Sums over all dims but the last, of results that hold what operand 0 has as many elements of; of `quantize`, of what
-/// result 0 is codes of. They follow all other results, in the order of `of`. Shape: the last dim of operand 0.
+/// Sums over all dims but the last: of results of the shape of operand 0, and of `quantize`, whose result 0 stands for
+/// its operand, of that. They follow all other results, in the order of `of`. Shape: the last dim of operand 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Sums {
     /// Which results, and the type in which the sum is stored. A box is a third smaller than a `Vec`, and there is one

@@ -289,7 +289,7 @@ impl DimLayout {
         let size = factors.iter().try_fold(1_u64, |res, &it| res.checked_mul(it))?;
         // An uneven cut is in the last factor that is no part of a granule.
         let even = self.divides(size, mesh);
-        let (mut inner, mut n) = (1, factors.len() - 1);
+        let (mut inner, mut n) = (1, factors.len().checked_sub(1)?);
         while n > 0 && self.unit().is_multiple_of(inner * factors[n]) {
             inner *= factors[n];
             n -= 1;

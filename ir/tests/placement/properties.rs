@@ -307,6 +307,7 @@ fn granules_are_never_parted() {
     assert_eq!(join("[dp%2, _]", &[10, 64]), some("[dp%128]"));
     assert_eq!(join("[tp, dp, _]", &[2, 5, 128]), some("[tp.dp%128]"));
     assert_eq!(join("[dp, tp]", &[10, 128]), None);
+    assert_eq!(super::parse("[dp]", &mesh).dims[0].split(&[], &mesh), None);
 }
 
 #[test]
