@@ -51,7 +51,9 @@ impl Pass<Graph> for Quantize {
         let mut gemms = Gemms::find(graph)?;
         graph.unquantized.append(&mut gemms.skipped);
         for (data, stored) in graph.params.iter().zip(&mut gemms.weights) {
-            *stored = stored.filter(|it| block::stays_whole(graph, data.value, *it));
+            let master = &graph.values[data.value];
+            let storage = master.sharding.as_ref();
+            *stored = stored.filter(|it| block::stays_whole(master, storage, &graph.mesh, *it));
         }
         if gemms.of.values().all(Option::is_none) {
             return Ok(());
@@ -200,8 +202,10 @@ impl Gemms {
         }
         let gemm = Gemm { role, specs };
         for (operand, (&value, spec)) in data.inputs.iter().zip(specs).enumerate() {
-            let (columns, weight) = (gemm.columns(operand), self.param[value].is_some());
-            if let Some(why) = block::misfit(graph, value, spec, columns, weight) {
+            let of = &graph.values[value];
+            let fixed = of.sharding.as_ref().filter(|_| self.param[value].is_some());
+            let columns = gemm.columns(operand);
+            if let Some(why) = block::misfit(of, fixed, &graph.mesh, spec, columns) {
                 self.skip(graph, node, why);
                 return Ok(None);
             }

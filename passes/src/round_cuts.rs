@@ -57,28 +57,21 @@ impl Pass<Graph> for RoundCuts {
 }
 
 /// The storage of a weight in whole blocks, if its cuts go through some and rounding would help.
-fn rounded(graph: &mut Graph, param: &Param, spec: QuantSpec) -> Option<Sharding> {
-    let data = &graph.values[param.value];
-    let storage =
-        data.sharding.clone().filter(|_| !block::stays_whole(graph, param.value, spec))?;
-    let shape = &data.ty.shape;
-    if shape.iter().any(|it| !it.is_multiple_of(FP8_BLOCK)) {
+fn rounded(graph: &Graph, param: &Param, spec: QuantSpec) -> Option<Sharding> {
+    let (data, mesh) = (&graph.values[param.value], &graph.mesh);
+    let stays_whole = |it: &Sharding| block::stays_whole(data, Some(it), mesh, spec);
+    let storage = data.sharding.as_ref().filter(|it| !stays_whole(it))?;
+    if data.ty.shape.iter().any(|it| !it.is_multiple_of(FP8_BLOCK)) {
         return None;
     }
-    let in_blocks = |mut res: Sharding| {
-        for (layout, &size) in res.dims.iter_mut().zip(shape) {
-            let rounded = layout.clone().in_granules(FP8_BLOCK as u32);
-            if !rounded.divides(size, &graph.mesh) {
-                *layout = rounded;
-            }
+    let mut res = storage.clone();
+    for (layout, &size) in res.dims.iter_mut().zip(&data.ty.shape) {
+        let rounded = layout.clone().in_granules(FP8_BLOCK as u32);
+        if !rounded.divides(size, mesh) {
+            *layout = rounded;
         }
-        res
-    };
-    let rounded = in_blocks(storage.clone());
-    graph.values[param.value].sharding = Some(rounded.clone());
-    let helps = block::stays_whole(graph, param.value, spec);
-    graph.values[param.value].sharding = Some(storage);
-    helps.then_some(rounded)
+    }
+    stays_whole(&res).then_some(res)
 }
 
 /// What a micro-batch costs with and without. Pieces are sent as large as the largest.

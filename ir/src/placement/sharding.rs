@@ -1,6 +1,7 @@
 //! Where the elements of a tensor live: a layout per dimension, and what is still to be reduced.
 //!
-//! Written as `[tp.dp, _] sum(cp)`, with a granule as `[tp.dp%128, _]`; [`Sharding::parse`] reads what [`Sharding::display`] prints.
+//! Written as `[tp.dp, _] sum(cp)`, with a granule as `[tp.dp%128, _]`; [`Sharding::parse`] reads what
+//! [`Sharding::display`] prints.
 
 use std::fmt;
 

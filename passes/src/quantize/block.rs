@@ -21,7 +21,7 @@ use ir::ops::{Along, Copies, Granule, QuantizeBlock, Reshard};
 use ir::placement::{Mesh, Sharding};
 use ir::quant::blocks::FP8_BLOCK;
 use ir::quant::{QuantSpec, Scaling};
-use ir::{BuildError, DType, Graph, Node, Section, TensorType, Value};
+use ir::{BuildError, DType, Node, Section, TensorType, Value};
 use smallvec::SmallVec;
 
 use super::{Codes, Copy, Walk, fp8};
@@ -57,43 +57,40 @@ fn block_dims(block: [u64; 2], ndim: usize, columns: bool) -> impl Iterator<Item
         .flatten()
 }
 
-/// Why `value`, a weight or not, does not fall into whole blocks on every coordinate.
+/// Why a tensor does not fall into whole blocks on every coordinate, where it is laid out as `sharding` if that is
+/// fixed, as it is of weights.
 pub(super) fn misfit(
-    graph: &Graph,
-    value: Value,
+    data: &ValueData,
+    sharding: Option<&Sharding>,
+    mesh: &Mesh,
     spec: QuantSpec,
     columns: bool,
-    weight: bool,
 ) -> Option<String> {
     let block = block(spec.scaling)?;
-    let (data, size) = (&graph.values[value], block[1]);
+    let size = block[1];
     block_dims(block, data.ty.ndim(), columns).find_map(|dim| {
         let (name, found) = (&data.name, data.ty.shape[dim]);
         if !found.is_multiple_of(size) {
             return Some(format!("dim {dim} of `{name}` has {found}, no multiple of {size}"));
         }
-        let layout = &data.sharding.as_ref().filter(|_| weight)?.dims[dim];
-        let parts = layout.split(&[found / size, size], &graph.mesh);
+        let layout = &sharding?.dims[dim];
+        let parts = layout.split(&[found / size, size], mesh);
         let whole = parts.is_some_and(|it| it[1].is_whole());
-        let axes = graph.mesh.names(layout.axis_set());
+        let axes = mesh.names(layout.axis_set());
         (!whole)
             .then(|| format!("{axes} cut dim {dim} of `{name}`, {found}, within blocks of {size}"))
     })
 }
 
-/// Whether a weight can be quantized where it is stored, once for all its readers.
-pub(crate) fn stays_whole(graph: &Graph, master: Value, spec: QuantSpec) -> bool {
+/// Whether a weight can be quantized where it is stored, once for all its readers, if it is stored like this.
+pub(crate) fn stays_whole(
+    master: &ValueData,
+    storage: Option<&Sharding>,
+    mesh: &Mesh,
+    spec: QuantSpec,
+) -> bool {
     let Some(block) = block(spec.scaling) else { return true };
-    block[0] > 1 && misfit(graph, master, spec, false, true).is_none()
-}
-
-/// The sharding of the scales of a matrix in blocks of 128x128 that no cut of `sharding` splits.
-fn over_blocks(sharding: &Sharding, shape: &[u64], mesh: &Mesh) -> Sharding {
-    let dims = sharding.dims.iter().zip(shape).map(|(layout, size)| {
-        let parts = layout.split(&[size / FP8_BLOCK, FP8_BLOCK], mesh);
-        parts.expect("no cut splits a block")[0].clone()
-    });
-    Sharding { dims: dims.collect(), partial: None }
+    block[0] > 1 && misfit(master, storage, mesh, spec, false).is_none()
 }
 
 impl Walk<'_> {
@@ -171,10 +168,14 @@ impl Walk<'_> {
         state
     }
 
-    /// The sharding of the scales of a matrix in blocks of 128x128, if it has one itself.
+    /// The sharding of the scales of a matrix in blocks of 128x128 that no cut splits, if it has one itself.
     fn scales_of(&self, value: Value) -> Option<Sharding> {
         let (data, mesh) = (&self.builder.graph.values[value], &self.builder.graph.mesh);
-        Some(over_blocks(data.sharding.as_ref()?, &data.ty.shape, mesh))
+        let dims = data.sharding.as_ref()?.dims.iter().zip(&data.ty.shape).map(|(layout, size)| {
+            let parts = layout.split(&[size / FP8_BLOCK, FP8_BLOCK], mesh);
+            parts.expect("no cut splits a block")[0].clone()
+        });
+        Some(Sharding { dims: dims.collect(), partial: None })
     }
 
     /// Gathers the scales of a weight as `node` gathers its codes, if it does.
@@ -199,8 +200,6 @@ impl Walk<'_> {
         for BlockWeight { param, spec, scale_inv, numbers, .. } in self.blocks.clone() {
             let Some(&(_, value)) = numbers.iter().find(|it| it.0 == section) else { continue };
             let data = self.builder.graph.params[param].clone();
-            let ValueData { sharding: storage, ty: TensorType { shape, .. }, .. } =
-                self.builder.graph.values[data.value].clone();
             self.builder.scope = data.scope;
             let next = if section == Section::Update { ".next" } else { "" };
             let name = format!("{}{next}", self.name(data.value));
@@ -210,8 +209,10 @@ impl Walk<'_> {
                 continue;
             };
             let names = ["codes", "scale_inv"].map(|it| format!("{name}.{it}"));
-            let even = |it: &Sharding| it.divides(&shape, &self.builder.graph.mesh);
-            let uneven = !storage.as_ref().is_none_or(even);
+            let graph = &*self.builder.graph;
+            let master = &graph.values[data.value];
+            let parted = |it: &Sharding| !it.divides(&master.ty.shape, &graph.mesh);
+            let uneven = master.sharding.as_ref().is_some_and(parted);
             let op = QuantizeBlock { uneven, ..self.quantize_block(value, spec, Copies::Rows) };
             let made = self.builder.ops(&[&names[0], &names[1]], op, &[value])?;
             for (state, value) in [data.compute, scale_inv].into_iter().zip(made) {
