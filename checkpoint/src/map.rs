@@ -17,17 +17,22 @@ pub struct Mapped {
     map: Option<Mmap>,
 }
 
+/// Opens a regular file: opening a pipe waits for its writer, and a device may have no end.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    let kind = std::fs::metadata(path)?;
+    if kind.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    if !kind.is_file() {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    File::open(path)
+}
+
 impl Mapped {
-    /// Maps a file: a regular one, since opening a pipe waits for who writes it, and a device has no end.
+    /// Maps a regular file.
     pub fn open(path: &Path) -> io::Result<Mapped> {
-        let kind = std::fs::metadata(path)?;
-        if kind.is_dir() {
-            return Err(io::ErrorKind::IsADirectory.into());
-        }
-        if !kind.is_file() {
-            return Err(io::Error::other("it is no regular file"));
-        }
-        let file = File::open(path)?;
+        let file = open_regular(path)?;
         let metadata = file.metadata()?;
         let map = match metadata.len() {
             0 => None,

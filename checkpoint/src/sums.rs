@@ -12,7 +12,6 @@
 //! same. The sum is over all bytes of the item, headers too, and the line says what the item is, so that files
 //! that were swapped are found as well as bits that were flipped.
 
-use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
@@ -20,6 +19,7 @@ use crc32fast::Hasher;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Broken;
+use crate::map::open_regular;
 
 /// The checksum of one item.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,7 +75,7 @@ pub fn write_head(save: &str, mut out: impl io::Write) -> io::Result<()> {
 /// # Errors
 /// If it cannot be read.
 pub fn save_of(path: &Path) -> io::Result<Option<String>> {
-    let file = match File::open(path) {
+    let file = match open_regular(path) {
         Err(it) if it.kind() == io::ErrorKind::NotFound => return Ok(None),
         it => it?,
     };

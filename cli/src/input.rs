@@ -1,7 +1,9 @@
 //! What commands read: a model, IR, or a plan. And how errors of the libraries become reports.
 
+use std::fs;
+use std::io::{self, IsTerminal, Read};
 use std::ops::Range;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,6 +15,7 @@ use ir::verify::{Place, Proof, VerifyError};
 use passes::PassError;
 
 use crate::report::{Failure, Outcome};
+use crate::table;
 use crate::variants::Variant;
 
 /// Options of everything that takes a model.
@@ -104,23 +107,8 @@ pub enum Input {
 impl File<'_> {
     /// Reads a file.
     pub fn read(path: &Path) -> Outcome<File<'_>> {
-        let refused = |why: String| {
-            Failure::new("PL0601", format!("cannot read `{}`: {why}", path.display()))
-        };
-        if path.is_dir() {
-            return Err(refused("it is a directory".into())
-                .help("name a model (.ron), a plan (.plan) or IR (.ir)"));
-        }
-        let bytes = std::fs::read(path).map_err(|it| refused(reason(&it)))?;
-        match String::from_utf8(bytes) {
-            Ok(text) => Ok(File { path, text }),
-            Err(error) => {
-                let at = error.utf8_error().valid_up_to();
-                let message = format!("`{}` is not UTF-8 text (at byte {at})", path.display());
-                Err(Failure::new("PL0602", message)
-                    .help("name a model (.ron), a plan (.plan) or IR (.ir)"))
-            }
-        }
+        let text = text(path, "name a model (.ron), a plan (.plan) or IR (.ir)")?;
+        Ok(File { path, text })
     }
 
     /// Reads what it holds; a plan is proved.
@@ -317,6 +305,47 @@ impl File<'_> {
     }
 }
 
+/// Bytes of the largest text that is read; a plan of 10,000 layers has less than half of it. A pipe may have no end.
+const MAX_TEXT: u64 = 1 << 30;
+
+/// The text in a file, or out of a pipe or a terminal. `expected` says which file to name.
+pub fn text(path: &Path, expected: &str) -> Outcome<String> {
+    let bytes = fs::File::open(path).and_then(|it| text_bytes(it, MAX_TEXT)).map_err(|it| {
+        let why = reason(&it);
+        let failure = Failure::new("PL0601", format!("cannot read `{}`: {why}", path.display()));
+        match it.kind() {
+            // These are there, and something else was meant.
+            io::ErrorKind::IsADirectory | io::ErrorKind::FileTooLarge | io::ErrorKind::Other => {
+                failure.help(expected)
+            }
+            _ => failure,
+        }
+    })?;
+    String::from_utf8(bytes).map_err(|it| {
+        let at = it.utf8_error().valid_up_to();
+        let message = format!("`{}` is not UTF-8 text (at byte {at})", path.display());
+        Failure::new("PL0602", message).help(expected)
+    })
+}
+
+/// The bytes of a file that is no device, up to `most`.
+fn text_bytes(file: fs::File, most: u64) -> io::Result<Vec<u8>> {
+    let kind = file.metadata()?.file_type();
+    if kind.is_dir() {
+        return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a directory"));
+    }
+    if (kind.is_char_device() || kind.is_block_device()) && !file.is_terminal() {
+        return Err(io::Error::other("it is a device"));
+    }
+    let mut res = Vec::new();
+    file.take(most + 1).read_to_end(&mut res)?;
+    if res.len() as u64 > most {
+        let why = format!("it has more than {}", table::bytes(most));
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, why));
+    }
+    Ok(res)
+}
+
 /// The line of a program's text that `place` is about.
 fn line_of(text: &str, place: &Place) -> Option<Range<usize>> {
     let mut lines = text.split_inclusive('\n').scan(0, |at, line| {
@@ -401,13 +430,34 @@ pub fn check_output(flag: &str, output: &Path, input: &Path) -> Outcome {
 
 /// Whether two paths lead to one file, which may have several names.
 pub fn is_same_file(a: &Path, b: &Path) -> bool {
-    let identity = |it: &Path| std::fs::metadata(it).map(|it| (it.dev(), it.ino()));
+    let identity = |it: &Path| fs::metadata(it).map(|it| (it.dev(), it.ino()));
     a == b || matches!((identity(a), identity(b)), (Ok(a), Ok(b)) if a == b)
 }
 
 /// Writes a file that was asked for.
 pub fn write(path: &Path, text: &str) -> Outcome {
-    std::fs::write(path, text).map_err(|it| {
+    fs::write(path, text).map_err(|it| {
         Failure::new("PL0601", format!("cannot write `{}`: {}", path.display(), reason(&it)))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_pipe_is_read_up_to_a_bound() {
+        let read = |text: &str| {
+            let (reader, mut writer) = io::pipe().expect("a pipe");
+            writer.write_all(text.as_bytes()).expect("a pipe holds so much");
+            drop(writer);
+            let file = fs::File::from(std::os::fd::OwnedFd::from(reader));
+            text_bytes(file, 1 << 10).map_err(|it| it.to_string())
+        };
+        let most = "x".repeat(1 << 10);
+        assert_eq!(read(&most), Ok(most.clone().into_bytes()));
+        assert_eq!(read(&(most + "x")), Err("it has more than 1.00 KiB".to_string()));
+    }
 }

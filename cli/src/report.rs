@@ -3,17 +3,20 @@
 //!
 //! Every error of a library becomes a `Failure` here and nowhere else.
 
+mod excerpt;
+
 use std::fmt;
 use std::io::{IsTerminal, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource};
-use miette::{SourceCode, SourceSpan};
+use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, SourceCode};
 
 use crate::controls::shown;
 use crate::table::{WIDTH, wrapped};
+
+use excerpt::Excerpt;
 
 /// How to talk to the user; the same for all commands.
 #[derive(Debug, Clone, Copy, clap::Args)]
@@ -281,7 +284,9 @@ pub fn note(ui: &Ui, message: &str, details: &serde_json::Value, text: &str) -> 
 
 /// Reports an error of the command line, as clap does unless the line asks for JSON, and leaves.
 pub fn leave_with_usage(error: &clap::Error) -> ! {
-    let args: Vec<String> = std::env::args().collect();
+    // An argument that is no text may be the error.
+    let args = std::env::args_os().map(|it| it.to_string_lossy().into_owned());
+    let args: Vec<String> = args.collect();
     let value = |name: &str| {
         let after = args.iter().position(|it| it == name).and_then(|it| args.get(it + 1));
         after
@@ -348,14 +353,14 @@ fn position(text: &str, byte: usize) -> Option<(usize, usize)> {
 #[derive(Debug)]
 struct Report<'a> {
     failure: &'a Failure,
-    source: Option<NamedSource<String>>,
+    source: Option<Excerpt>,
 }
 
 impl Report<'_> {
     fn of(failure: &Failure) -> Report<'_> {
         let source = failure.place.as_ref().and_then(|it| {
-            let (text, _) = it.spot.as_ref()?;
-            Some(NamedSource::new(it.file.display().to_string(), text.clone()))
+            let (text, bytes) = it.spot.as_ref()?;
+            Some(Excerpt::of(it.file.display().to_string(), text, bytes))
         });
         Report { failure, source }
     }
@@ -391,8 +396,7 @@ impl miette::Diagnostic for Report<'_> {
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        let (_, bytes) = self.failure.place.as_ref()?.spot.as_ref()?;
-        let span = SourceSpan::from((bytes.start, bytes.len()));
+        let span = self.source.as_ref()?.span();
         Some(Box::new(std::iter::once(LabeledSpan::new_with_span(None, span))))
     }
 }

@@ -6,7 +6,7 @@ use ir::cost::{StepCost, Target, Timeline};
 use ir::plan::{Plan, memory_profile};
 use serde::Serialize;
 
-use crate::input::reason;
+use crate::input;
 use crate::report::{Failure, Outcome};
 
 /// The profile that comes with planc under this name, or the one in this file.
@@ -15,17 +15,18 @@ pub fn load(name: &str) -> Outcome<Target> {
         return Ok(target);
     }
     let known = Target::NAMES.join(", ");
-    if Path::new(name).extension().is_none_or(|it| it != "ron") {
+    let path = Path::new(name);
+    // `/dev/stdin` and `<(..)` of a shell are files too.
+    if path.extension().is_none_or(|it| it != "ron") && !name.contains('/') {
         return Err(Failure::new("PL0650", format!("there is no target `{name}`"))
             .help(format!("one of {known}, or a profile of your own, as in `--target my.ron`")));
     }
-    let text = std::fs::read_to_string(name)
-        .map_err(|it| Failure::new("PL0601", format!("cannot read `{name}`: {}", reason(&it))))?;
+    let text = input::text(path, &format!("one of {known}, or a profile of your own"))?;
     Target::parse(&text).map_err(|it| {
         let failure = Failure::new("PL0651", format!("`{name}` is no profile of a target: {it}"))
             .help("ir/profiles/h200.ron has all fields, with what they mean in docs/cost.md");
         match it.span(&text) {
-            Some(span) => failure.at(Path::new(name), &text, span),
+            Some(span) => failure.at(path, &text, span),
             None => failure,
         }
     })

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::target;
 use crate::controls::clean;
-use crate::input::{File, Input, ModelArgs, reason};
+use crate::input::{self, File, Input, ModelArgs};
 use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::{bytes, plural};
 use crate::words::fold;
@@ -229,11 +229,8 @@ pub fn mapping(name: &str) -> Outcome<Mapping> {
         return Ok(it);
     }
     let path = Path::new(name);
-    let text = std::fs::read_to_string(path).map_err(|it| {
-        let why = reason(&it);
-        Failure::new("PL0601", format!("cannot read `{name}`: {why}"))
-            .help(format!("give a file, or one of {}", Mapping::BUILT_IN.join(", ")))
-    })?;
+    let expected = format!("give a file, or one of {}", Mapping::BUILT_IN.join(", "));
+    let text = input::text(path, &expected).map_err(|it| it.help(expected))?;
     Mapping::parse(&text).map_err(|it| {
         Failure::new("PL0785", it.to_string())
             .in_file(path)

@@ -368,7 +368,9 @@ pub const CODES: &[Code] = &[
     Code {
         code: "PL0520",
         title: "a file cannot be read or written while running",
-        text: "The system refused it; the report has its reason.",
+        text: "The system refused it, or it is a device, or text of more than 1 GiB. The report has the \
+               reason. Models, plans, profiles and mappings may also come out of a pipe, as in \
+               `planc compile /dev/stdin`; weights, data and checkpoints are regular files.",
         example: "--weights of a file that does not exist; --metrics into a folder without rights.",
         fix: "Check the path and its permissions.",
     },
