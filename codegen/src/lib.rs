@@ -75,15 +75,25 @@ pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError
     }
 }
 
+/// An error of the user if a program is too large to be planned.
+fn check_size(exceeds: Option<String>) -> Result<(), PassError> {
+    match exceeds {
+        Some(message) => Err(PassError::Failed { code: "PL0208", message, subject: None }),
+        None => Ok(()),
+    }
+}
+
 /// The plan, and the graph that it was lowered from, with what passes report.
 fn pipeline(
     mut graph: Graph,
     options: &Options,
     manager: &mut PassManager,
 ) -> Result<(Plan, Graph), PassError> {
+    check_size(graph.exceeds())?;
     manager.run(&mut graph, GRAPH_PASSES)?;
     let start = Instant::now();
     let mut plan = lower(&graph);
+    check_size(plan.exceeds())?;
     manager.finish("lower", Phase::Lowered, &plan, start)?;
     manager.run(&mut plan, &[&options.schedule])?;
     add_workspaces(&mut plan);

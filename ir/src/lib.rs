@@ -11,6 +11,7 @@ pub mod build;
 pub mod checkpoint;
 pub mod cost;
 pub mod graph;
+mod limits;
 pub mod meaning;
 pub mod model;
 pub mod ops;

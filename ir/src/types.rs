@@ -117,8 +117,9 @@ impl TensorType {
         TensorType { dtype, shape: self.shape.clone() }
     }
 
-    /// Limits under which no count of elements, bytes or dims overflows anywhere: the tensors of a
-    /// program add up to less than 2^64 bytes, and einsum notation has a digit for each dim.
+    /// Limits under which no count of elements, bytes or dims of one tensor overflows anywhere; einsum notation has
+    /// a digit for each dim. Sums over all tensors are checked by [`Graph::exceeds`](crate::Graph::exceeds) and
+    /// [`Plan::exceeds`](crate::plan::Plan::exceeds).
     pub const MAX_ELEMENTS: u64 = 1 << 46;
     /// The most dims of a tensor; see [`TensorType::MAX_ELEMENTS`].
     pub const MAX_DIMS: usize = 10;

@@ -233,8 +233,16 @@ pub struct Program {
     pub work: SmallVec<[Work; 2]>,
     /// Bytes of scratch that it needs, aligned to 256 bytes; any content before, garbage after.
     pub workspace: u64,
-    /// Words that it reads from device memory, written once when the plan is loaded.
+    /// What it reads from device memory, written once when the plan is loaded: as long as there are tensors, however
+    /// large they are. [`Program::table_words`] says how many words of memory it takes.
     pub table: Vec<Word>,
+}
+
+impl Program {
+    /// Words of device memory that the table takes.
+    pub fn table_words(&self) -> u64 {
+        self.table.iter().map(|it| it.n()).sum()
+    }
 }
 
 /// A piece of work on one stream.
@@ -279,13 +287,31 @@ pub enum Pointer {
     Table(u32),
 }
 
-/// A word of a [`Program`]'s table.
+/// A word of a [`Program`]'s table, or several of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word {
     /// An address.
     Pointer(Pointer),
     /// Eight bytes.
     Value(u64),
+    /// A word for each piece of a tensor: `of` in the lower half, and 0, 1, .. `n - 1` in the upper half. Only
+    /// behind all other words, so that those are where their index says.
+    Pieces {
+        /// Which tensor.
+        of: u32,
+        /// How many pieces it has.
+        n: u64,
+    },
+}
+
+impl Word {
+    /// How many words of device memory it stands for.
+    pub fn n(self) -> u64 {
+        match self {
+            Word::Pointer(_) | Word::Value(_) => 1,
+            Word::Pieces { n, .. } => n,
+        }
+    }
 }
 
 /// One launch of one of our kernels.

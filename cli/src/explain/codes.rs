@@ -135,7 +135,9 @@ pub const CODES: &[Code] = &[
     Code {
         code: "PL0208",
         title: "sizes that do not fit together",
-        text: "Operands of an op, or a module and its input, have sizes that contradict each other.",
+        text: "Operands of an op, or a module and its input, have sizes that contradict each other. Or \
+               they are larger than planning can count: a tensor of more than 2^46 elements, tensors \
+               of more than 2^60 bytes together, a step of more than 2^60 operations on a rank.",
         example: "A layer of dim 128 after an embedding of dim 64.",
         fix: "Make the sizes agree; the report names both.",
     },

@@ -11,6 +11,7 @@ mod diff;
 mod edited;
 mod errors;
 mod foreign;
+mod hostile;
 mod import;
 mod logs;
 mod reports;

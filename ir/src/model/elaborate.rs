@@ -22,6 +22,9 @@ use crate::quant::Recipe;
 use crate::run::Run;
 use crate::{Builder, DType, Graph, TensorType, Value};
 
+/// The most ops that repeating makes. A plan of so many takes some 7 GiB to make.
+const MAX_OPS: usize = 1_000_000;
+
 /// Tensors between modules.
 pub type Values = SmallVec<[Value; 3]>;
 
@@ -343,6 +346,20 @@ impl<'a> Cx<'a> {
         let checkpoint = checkpoint.clone();
         let data = ScopeData { unit, checkpoint, after_forward, ..outer.clone() };
         self.scoped_as(name, data, f)
+    }
+
+    /// Refuses to go on if repeating has made more ops than planning holds. `index` is the last iteration made.
+    pub fn check_size(&self, index: u32, n: u32) -> Result<(), ModelError> {
+        let ops = self.builder.graph.nodes.len();
+        if ops <= MAX_OPS {
+            return Ok(());
+        }
+        let expected = format!(
+            "less: with {} of these layers the model has {ops} ops, and planning holds {MAX_OPS}",
+            index + 1
+        );
+        let problem = Problem::Range { field: "n".to_string(), found: n.to_string(), expected };
+        Err(problem.at(self.here("n")))
     }
 
     /// The scope of the module at hand.

@@ -39,6 +39,8 @@ struct Header {
     persistent_bytes: u64,
     step_bytes: u64,
     events: u32,
+    /// Where all of it is.
+    span: Range<usize>,
 }
 
 /// A name and where it stands.
@@ -81,6 +83,7 @@ impl<'a> Parser<'a> {
 
     /// `@name phase=.. mesh=(..) .. {`
     fn header(&mut self, phases: Range<usize>) -> Result<Header, ParseError> {
+        let start = self.cursor.skip();
         let name = self.cursor.sigil(b'@', "the name of the program")?.into_owned();
         let mut phase = None;
         let mut mesh: Option<Mesh> = None;
@@ -128,6 +131,7 @@ impl<'a> Parser<'a> {
             persistent_bytes,
             step_bytes,
             events,
+            span: start..at - 1,
         })
     }
 

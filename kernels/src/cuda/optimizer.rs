@@ -44,7 +44,7 @@ pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         calls.iter().try_for_each(|it| amax::places(it, amaxes).map(drop))?;
     }
     let table = table(calls, n);
-    let n_chunks = (table.len() - WORDS * calls.len()) as u64;
+    let n_chunks: u64 = chunks(calls).map(Word::n).sum();
     let defines = defines(call, n);
     let chunks = Pointer::Table((WORDS * calls.len()) as u32);
     let mut args = vec![Arg::Pointer(Pointer::Table(0)), Arg::Pointer(chunks)];
@@ -153,8 +153,9 @@ fn table(calls: &[OpCall<'_>], states: usize) -> Vec<Word> {
 
 /// Every (tensor, chunk) pair of the first operands.
 pub(super) fn chunks(calls: &[OpCall<'_>]) -> impl Iterator<Item = Word> {
-    calls.iter().enumerate().flat_map(|(tensor, call)| {
-        let n = elements(&call.args[0]).div_ceil(CHUNK);
-        (0..n).map(move |chunk| Word::Value(tensor as u64 | chunk << 32))
-    })
+    let chunks = |(tensor, call): (usize, &OpCall<'_>)| Word::Pieces {
+        of: tensor as u32,
+        n: elements(&call.args[0]).div_ceil(CHUNK),
+    };
+    calls.iter().enumerate().map(chunks)
 }

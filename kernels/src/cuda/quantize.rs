@@ -73,10 +73,10 @@ fn tensors(calls: &[OpCall<'_>], op: &Quantize) -> Result<(Program, Columns), Un
     let is_summed = !op.sums.is_none();
     let in_squares = op.copies.columns() || is_summed;
     let list: Vec<Word> = match in_squares {
-        true => calls.iter().enumerate().flat_map(|(i, it)| squares_of(i, it)).collect(),
+        true => calls.iter().enumerate().map(|(i, it)| squares_of(i, it)).collect(),
         false => chunks(calls).collect(),
     };
-    let n = list.len() as u64;
+    let n: u64 = list.iter().map(|it| it.n()).sum();
     if n == 0 {
         return Ok((Program::default(), parts));
     }
@@ -125,9 +125,9 @@ fn matrix(index: usize, call: &OpCall<'_>, op: &Quantize) -> [Word; WORDS] {
 }
 
 /// The (tensor, square) pairs of tensor `index`.
-pub(super) fn squares_of(index: usize, call: &OpCall<'_>) -> impl Iterator<Item = Word> + use<> {
+pub(super) fn squares_of(index: usize, call: &OpCall<'_>) -> Word {
     let (n_rows, n_columns) = rows(&call.args[0]);
-    (0..squares(n_rows, n_columns)).map(move |it| Word::Value(index as u64 | it << 32))
+    Word::Pieces { of: index as u32, n: squares(n_rows, n_columns) }
 }
 
 /// Several scales; columns are summed as they are.

@@ -49,8 +49,8 @@ pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         table.extend([n_rows, n_columns].into_iter().chain(held).map(Word::Value));
     }
     let full = calls.iter().enumerate().filter(|(_, it)| elements(&it.args[0]) > 0);
-    let list: Vec<Word> = full.flat_map(|(i, it)| squares_of(i, it)).collect();
-    let n = list.len() as u64;
+    let list: Vec<Word> = full.map(|(i, it)| squares_of(i, it)).collect();
+    let n = list.iter().map(|it| it.n()).sum();
     let list_at = match calls {
         [_] => null(),
         _ => {

@@ -43,7 +43,7 @@ fn check(program: &Program, n_args: usize, n_results: usize) {
         Pointer::Arg(i) => (i as usize) < n_args,
         Pointer::Result(i) => (i as usize) < n_results,
         Pointer::Workspace(byte) => byte < program.workspace,
-        Pointer::Table(word) => (word as usize) < program.table.len(),
+        Pointer::Table(word) => u64::from(word) < program.table_words(),
     };
     for word in &program.table {
         if let Word::Pointer(at) = word {
@@ -438,9 +438,10 @@ fn one_launch_updates_many_tensors() {
         [0, 32769, 0.1f64.to_bits(), 0].map(Word::Value).to_vec(),
         pointers([7, 8, 9, 10], [4, 5, 6, 7]),
         [0, 5, 0, 2].map(Word::Value).to_vec(),
-        [0, 1 << 32, 1].map(Word::Value).to_vec(),
+        vec![Word::Pieces { of: 0, n: 2 }, Word::Pieces { of: 1, n: 1 }],
     ];
     assert_eq!(program.table, table.concat());
+    assert_eq!(program.table_words(), 24 + 3);
 }
 
 #[test]
@@ -448,7 +449,8 @@ fn empty_tensors_are_not_updated() {
     let program = adamws([0, 5], None);
     let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
     assert_eq!(launch.grid, [1, 1, 1]);
-    assert_eq!(program.table.last(), Some(&Word::Value(1)), "chunk 0 of tensor 1");
+    let chunks = [Word::Pieces { of: 0, n: 0 }, Word::Pieces { of: 1, n: 1 }];
+    assert_eq!(program.table[24..], chunks);
 }
 
 #[test]
@@ -750,7 +752,8 @@ fn one_launch_quantizes_many_tensors() {
     check(&program, 4, 4);
     let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
     assert_eq!(launch.grid, [3, 1, 1]);
-    assert_eq!(program.table[12..], [0, 1 << 32, 1].map(Word::Value));
+    let pieces = [Word::Pieces { of: 0, n: 2 }, Word::Pieces { of: 1, n: 1 }];
+    assert_eq!(program.table[12..], pieces);
 }
 
 /// A batch has one number of each tensor, so that each has a row of the table, and no parts of sums.
@@ -813,7 +816,8 @@ fn one_launch_quantizes_many_tensors_in_blocks() {
     assert_eq!(launch.args[2..], [Arg::F32(448.0), Arg::F32(max), Arg::I32(0)]);
     let pointers = [8, 9, 10, 11].map(|it| Word::Pointer(Pointer::Result(it)));
     assert_eq!(program.table[19..23], pointers);
-    assert_eq!(program.table[27..], [0, 1 << 32, 2].map(Word::Value));
+    let squares = [Word::Pieces { of: 0, n: 2 }, Word::Pieces { of: 2, n: 1 }];
+    assert_eq!(program.table[27..], squares);
     let program = of(Copies::Columns, &[[256, 128]]);
     let pointers = [0, 1].map(|it| Word::Pointer(Pointer::Result(it)));
     assert_eq!(program.table[1..3], [0, 0].map(Word::Value));

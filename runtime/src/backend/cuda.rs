@@ -647,7 +647,7 @@ fn workspaces(plan: &Plan, lowered: &[Lowered]) -> Vec<u64> {
 
 /// Words of a table with what is left free behind it, so that the next one is aligned.
 fn table_words(program: &Program) -> u64 {
-    (program.table.len() as u64).next_multiple_of(ALIGN / 8)
+    program.table_words().next_multiple_of(ALIGN / 8)
 }
 
 /// All programs at their addresses, and their tables in device memory.

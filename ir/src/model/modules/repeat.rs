@@ -66,6 +66,7 @@ impl ModuleDef for Repeat {
                 }
                 cx.chain("body", &self.body, values)
             })?;
+            cx.check_size(index, self.n)?;
         }
         Ok(values)
     }

@@ -20,6 +20,9 @@ use crate::text::print::stream_name;
 /// Buffers of one name, in the order of their declarations.
 type Names<'a> = FxHashMap<Cow<'a, str>, SmallVec<[Buffer; 1]>>;
 
+/// The most streams: clocks have a number for each pair of them. planc makes one, and one for each communicator.
+const MAX_STREAMS: usize = 256;
+
 /// A plan under construction.
 struct Draft<'a> {
     plan: Plan,
@@ -53,7 +56,17 @@ impl<'a> Parser<'a> {
             self.plan_statement(&mut draft, start)?;
             self.cursor.end_of_line()?;
         }
-        Ok(draft.plan)
+        let plan = draft.plan;
+        let n: usize = plan.sections.iter().map(Vec::len).sum();
+        // Whoever reads a plan has something for each event.
+        if plan.events as usize > n {
+            let message = format!("{} events are more than the {n} instructions", plan.events);
+            return Err(self.cursor.error(header.span, message));
+        }
+        match plan.exceeds() {
+            Some(message) => Err(self.cursor.error(header.span, message)),
+            None => Ok(plan),
+        }
     }
 
     fn plan_statement(&mut self, draft: &mut Draft<'a>, start: usize) -> Result<(), ParseError> {
@@ -82,7 +95,12 @@ impl<'a> Parser<'a> {
             }
             "stream" => {
                 self.cursor.word("`stream`")?;
+                let start = self.cursor.skip();
                 self.next_handle('s', "a stream", draft.plan.streams.len())?;
+                if draft.plan.streams.len() == MAX_STREAMS {
+                    let message = format!("a plan has at most {MAX_STREAMS} streams");
+                    return Err(self.cursor.error(start..self.cursor.pos(), message));
+                }
                 self.cursor.expect(b'=')?;
                 let data = self.stream_data()?;
                 draft.plan.streams.push(data);

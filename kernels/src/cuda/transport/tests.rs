@@ -93,7 +93,7 @@ impl Rank {
 fn value(word: Word) -> u64 {
     match word {
         Word::Value(it) => it,
-        Word::Pointer(it) => panic!("{it:?} is no number"),
+        Word::Pointer(_) | Word::Pieces { .. } => panic!("{word:?} is no number"),
     }
 }
 

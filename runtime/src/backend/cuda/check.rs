@@ -249,7 +249,7 @@ impl Layout {
                 results.push(Slot { offset, ty });
             }
         }
-        let table = take(8 * program.table.len() as u64);
+        let table = take(8 * program.table_words());
         Layout { args, results, table, bytes: end }
     }
 }

@@ -169,11 +169,17 @@ impl Place {
 
     /// The content of a program's table.
     pub fn table(&self, program: &Program) -> Vec<u64> {
-        let word = |it: &Word| match *it {
-            Word::Pointer(it) => self.address(it),
-            Word::Value(it) => it,
-        };
-        program.table.iter().map(word).collect()
+        let mut res = Vec::new();
+        for word in &program.table {
+            match *word {
+                Word::Pointer(it) => res.push(self.address(it)),
+                Word::Value(it) => res.push(it),
+                Word::Pieces { of, n } => {
+                    res.extend((0..n).map(|it| u64::from(of) | it << 32));
+                }
+            }
+        }
+        res
     }
 }
 

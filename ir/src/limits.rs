@@ -1,0 +1,131 @@
+//! What a program holds in all, and whether planning can count it.
+//!
+//! One tensor has at most [`TensorType::MAX_ELEMENTS`]. A program of many may still have more bytes, or take more
+//! operations, than the numbers of a plan hold: that is an error of the user, and no sum is wrong without a word.
+
+use crate::ops::Op;
+use crate::plan::{Buffer, Instruction, Plan, PlanSection};
+use crate::summary::traffic;
+use crate::{Graph, Shape, TensorType};
+
+/// The most bytes that all tensors of a graph have together, each once, whatever the mesh. Passes add tensors, so
+/// there is room below [`MAX_PLAN_BYTES`].
+const MAX_GRAPH_BYTES: u128 = 1 << 60;
+
+/// The most bytes that all buffers of a plan have together: differences of sums of them are computed in an `i64`.
+const MAX_PLAN_BYTES: u128 = 1 << 63;
+
+/// The most operations, and the most bytes sent, of a rank in a step. Some of them count several times where the
+/// FLOPs of the model are told from those that run.
+const MAX_A_STEP: u128 = 1 << 60;
+
+impl Graph {
+    /// What is too large about the program, in words; `None` if it can be planned.
+    pub fn exceeds(&self) -> Option<String> {
+        let tensors = self.values.values().map(|it| (it.name.as_str(), &it.ty));
+        too_many_bytes(tensors, MAX_GRAPH_BYTES)
+    }
+}
+
+impl Plan {
+    /// What is too large about the plan, in words; `None` if all of its sums can be computed.
+    pub fn exceeds(&self) -> Option<String> {
+        let buffers = self.buffers.values().map(|it| (it.name.as_str(), &it.ty));
+        too_many_bytes(buffers, MAX_PLAN_BYTES).or_else(|| self.too_much_work())
+    }
+
+    /// Operations and bytes of collectives that are more than the sums over a step hold.
+    fn too_much_work(&self) -> Option<String> {
+        let (mut flops, mut sent) = (0_u128, 0_u128);
+        for section in [PlanSection::Step, PlanSection::Update] {
+            let times = match section {
+                PlanSection::Step => self.micro_batches.into(),
+                PlanSection::Prepare | PlanSection::Update => 1,
+            };
+            for instruction in self.section(section) {
+                let (all, work, what) = match instruction {
+                    Instruction::Compute { op, args, results, .. } => {
+                        (&mut flops, self.flops(op, args, results), "operations")
+                    }
+                    Instruction::Collective { kind, comm, parts, .. } => {
+                        let (bytes, wire) = traffic(self, *kind, self.comms[*comm], parts);
+                        (&mut sent, bytes.max(wire), "bytes in collectives")
+                    }
+                    Instruction::Copy { .. }
+                    | Instruction::Record { .. }
+                    | Instruction::Wait { .. } => continue,
+                };
+                *all += u128::from(work) * times;
+                if *all > MAX_A_STEP {
+                    let made = instruction.writes();
+                    let made = made.first().map_or("", |it| self.buffers[*it].name.as_str());
+                    return Some(format!(
+                        "a step takes more than 2^60 {what} on a rank, counted up to `{}` that makes `{made}` \
+                         ({:.1e} of them, {times} times); use a smaller model or batch, or more ranks",
+                        instruction.name(),
+                        work as f64,
+                    ));
+                }
+            }
+        }
+        None
+    }
+
+    /// Operations of an instruction on a rank.
+    fn flops(&self, op: &Op, args: &[Buffer], results: &[Buffer]) -> u64 {
+        let shapes =
+            |it: &[Buffer]| -> Vec<Shape> { it.iter().map(|&it| self.local_shape(it)).collect() };
+        let (args, results) = (shapes(args), shapes(results));
+        let args: Vec<&[u64]> = args.iter().map(|it| &it[..]).collect();
+        let results: Vec<&[u64]> = results.iter().map(|it| &it[..]).collect();
+        op.flops(&args, &results)
+    }
+}
+
+/// Says by how much tensors have more than `most` bytes together, and which is the largest of them.
+fn too_many_bytes<'a>(
+    tensors: impl Iterator<Item = (&'a str, &'a TensorType)> + Clone,
+    most: u128,
+) -> Option<String> {
+    let bytes: u128 = tensors.clone().map(|it| u128::from(it.1.bytes())).sum();
+    let (largest, ty) = tensors.max_by_key(|it| it.1.bytes()).filter(|_| bytes > most)?;
+    Some(format!(
+        "all tensors together have {:.1e} bytes, and planning holds 2^{}; the largest is `{largest}`, {ty}",
+        bytes as f64,
+        most.ilog2(),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::text::parse_plan;
+
+    /// Why a plan with these statements cannot be read; empty if it can.
+    fn refused(statements: &str) -> String {
+        let text = format!(
+            "plan @p phase=lowered mesh=(dp=1) micro_batches=1000000 {{\n  comm c0 = (dp)\n  stream s0 = compute\n\
+             {statements}}}\n"
+        );
+        parse_plan(&text).err().map(|it| it.message).unwrap_or_default()
+    }
+
+    #[test]
+    fn sums_that_no_number_holds_are_refused() {
+        let matrix =
+            |name: &str, k: u64| format!("  buffer %{name} : f32[8388608, {k}] @ [_, _] temp\n");
+        let step = "  step:\n  s0: %c = matmul(transpose_b:true) %a, %b\n";
+        let small = [matrix("a", 2), matrix("b", 2), matrix("c", 8388608)].concat();
+        assert_eq!(refused(&(small.clone() + &step.replace("step", "update"))), "");
+        assert_eq!(
+            refused(&(small + step)),
+            "a step takes more than 2^60 operations on a rank, counted up to `matmul` that makes `c` (2.8e14 of \
+             them, 1000000 times); use a smaller model or batch, or more ranks"
+        );
+        let many: String = (0..40_000).map(|it| matrix(&format!("w{it}"), 8388608)).collect();
+        assert_eq!(
+            refused(&many),
+            "all tensors together have 1.1e19 bytes, and planning holds 2^63; the largest is `w39999`, \
+             f32[8388608, 8388608]"
+        );
+    }
+}
