@@ -117,10 +117,10 @@ pub fn scaled_gemms(plan: &Plan) -> Vec<ScaledGemm> {
     plan.timeline(&PlanSection::ALL).filter_map(|it| compute(it.1)).collect()
 }
 
-/// The instruction that first makes what is in a buffer.
+/// The instruction that first makes what is in a buffer, and which of its results that is.
 struct Makers<'a> {
     plan: &'a Plan,
-    of: SecondaryMap<Buffer, Option<&'a Instruction>>,
+    of: SecondaryMap<Buffer, Option<(&'a Instruction, usize)>>,
 }
 
 /// Where a value comes from.
@@ -138,10 +138,10 @@ struct Origin<'a> {
 
 impl<'a> Makers<'a> {
     fn of(plan: &'a Plan) -> Makers<'a> {
-        let mut of: SecondaryMap<Buffer, Option<&Instruction>> = SecondaryMap::new();
+        let mut of: SecondaryMap<Buffer, Option<(&Instruction, usize)>> = SecondaryMap::new();
         for (_, instruction) in plan.timeline(&PlanSection::ALL) {
-            for result in instruction.writes() {
-                of[result].get_or_insert(instruction);
+            for (index, result) in instruction.writes().into_iter().enumerate() {
+                of[result].get_or_insert((instruction, index));
             }
         }
         Makers { plan, of }
@@ -184,7 +184,7 @@ impl<'a> Makers<'a> {
             Copies::Rows => false,
             Copies::Columns => true,
             // Rows come first.
-            Copies::Both => self.of[codes.buffer].is_some_and(|it| it.writes()[0] != codes.buffer),
+            Copies::Both => self.of[codes.buffer].is_some_and(|it| it.1 > 0),
         };
         let (format, columns, amax) = match op {
             Op::Quantize(op) => (dtype.fp8()?, columns(op.copies), None),
@@ -303,28 +303,27 @@ impl<'a> Makers<'a> {
         let mut transposed = false;
         loop {
             let op = match self.of[buffer] {
-                Some(Instruction::Collective { kind, comm, parts, .. }) => {
-                    let part = parts.iter().find(|it| it.dst == buffer).expect("it makes it");
+                Some((Instruction::Collective { kind, comm, parts, .. }, index)) => {
                     let axes = self.plan.comms[*comm];
                     match kind.reduce() {
                         _ if kind.is_local() => (),
                         Some(_) => reduced = reduced.union(axes),
                         None => moved = moved.union(axes),
                     }
-                    buffer = part.src;
+                    buffer = parts[index].src;
                     continue;
                 }
-                Some(Instruction::Copy { src, .. }) => {
+                Some((Instruction::Copy { src, .. }, _)) => {
                     buffer = *src;
                     continue;
                 }
-                Some(Instruction::Compute { op: Op::Transpose(_), args, .. }) => {
+                Some((Instruction::Compute { op: Op::Transpose(_), args, .. }, _)) => {
                     transposed = !transposed;
                     buffer = args[0];
                     continue;
                 }
-                Some(Instruction::Compute { op, args, .. }) => Some((op, &args[..])),
-                Some(Instruction::Record { .. } | Instruction::Wait { .. }) | None => None,
+                Some((Instruction::Compute { op, args, .. }, _)) => Some((op, &args[..])),
+                Some((Instruction::Record { .. } | Instruction::Wait { .. }, _)) | None => None,
             };
             return Origin { buffer, op, moved, reduced, transposed };
         }

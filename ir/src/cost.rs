@@ -37,6 +37,8 @@ pub struct Timeline {
     pub exposed: Vec<Exposed>,
     /// How often `step` runs before `update`.
     pub micro_batches: u32,
+    /// Seconds from the start of each section until all its instructions are done.
+    seconds: [f64; 3],
 }
 
 /// One instruction. Times are seconds from the start of its section; waits and records take none.
@@ -84,11 +86,17 @@ impl Timeline {
     /// Runs a plan on paper: each instruction starts when its stream is free and, after a wait, the event is
     /// reached; a section starts when all streams are done with the one before.
     pub fn predict(plan: &Plan, target: &Target) -> Timeline {
-        let mut res =
-            Timeline { spans: Vec::new(), exposed: Vec::new(), micro_batches: plan.micro_batches };
+        let mut res = Timeline {
+            spans: Vec::new(),
+            exposed: Vec::new(),
+            micro_batches: plan.micro_batches,
+            seconds: [0.0; 3],
+        };
         let (links, mut ops) = (Links::new(plan, target), Ops::new(plan, target));
         for section in PlanSection::ALL {
             Streams::new(plan, section, &mut res).run(&links, &mut ops);
+            let ends = res.section(section).iter().map(|it| it.end);
+            res.seconds[section as usize] = ends.fold(0.0, f64::max);
         }
         res
     }
@@ -101,7 +109,7 @@ impl Timeline {
 
     /// Seconds from the start of a section until all its instructions are done.
     pub fn section_seconds(&self, section: PlanSection) -> f64 {
-        self.section(section).iter().map(|it| it.end).fold(0.0, f64::max)
+        self.seconds[section as usize]
     }
 
     /// Seconds of a step: `micro_batches` times `step`, then `update`.

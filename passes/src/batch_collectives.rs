@@ -9,7 +9,8 @@
 //!
 //! Nothing is copied for that: a collective has parts, each with buffers of its own.
 
-use std::collections::BTreeMap;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
 
 use cranelift_entity::SecondaryMap;
 use ir::graph::Def;
@@ -37,15 +38,22 @@ impl Pass<Graph> for BatchCollectives {
     fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
         let batches = Batches::find(graph);
         let order = std::mem::take(&mut graph.order);
-        let mut walk = Walk { graph, batches, held: SecondaryMap::new(), waiting: Vec::new() };
+        let mut walk = Walk {
+            graph,
+            batches,
+            held: SecondaryMap::new(),
+            waiting: SecondaryMap::new(),
+            n_waiting: 0,
+            ready: BinaryHeap::new(),
+        };
         let mut section = Section::Prepare;
-        for node in order {
+        for (index, node) in order.into_iter().enumerate() {
             let of = walk.graph.nodes[node].section;
             if of != section {
                 walk.close();
                 section = of;
             }
-            walk.node(node);
+            walk.node(index, node);
         }
         walk.close();
         Ok(())
@@ -197,38 +205,56 @@ struct Walk<'a> {
     batches: Batches,
     /// Values that are not there yet because a batch waits for its last member.
     held: SecondaryMap<Value, bool>,
-    /// Nodes that wait for such values, in program order.
-    waiting: Vec<Node>,
+    /// Nodes that wait for such a value, each with its place in the program. A node that waits for several is
+    /// listed with one of them at a time.
+    waiting: SecondaryMap<Value, Vec<(usize, Node)>>,
+    /// How many of them there are.
+    n_waiting: usize,
+    /// Those of them whose value is there, the first in the program first.
+    ready: BinaryHeap<Reverse<(usize, Node)>>,
 }
 
 impl Walk<'_> {
-    fn node(&mut self, node: Node) {
-        if self.graph.nodes[node].inputs.iter().any(|&it| self.held[it]) {
-            self.hold(node, true);
-            self.waiting.push(node);
+    /// Runs the node at this place in the program, or lets it wait.
+    fn node(&mut self, place: usize, node: Node) {
+        let held = self.graph.nodes[node].inputs.iter().find(|&&it| self.held[it]).copied();
+        if let Some(value) = held {
+            self.hold(node);
+            self.waiting[value].push((place, node));
+            self.n_waiting += 1;
             return;
         }
         let Some(index) = self.batches.of[node] else {
             self.graph.order.push(node);
-            return;
+            return self.release(node);
         };
         let batch = &mut self.batches.batches[index as usize];
         if batch.early {
             let members = std::mem::take(&mut batch.reached);
             self.merge(&members);
-            return;
+            return self.release(node);
         }
         batch.reached.push(node);
         if batch.reached.len() == batch.size {
             self.finish(index);
         } else {
-            self.hold(node, true);
+            self.hold(node);
         }
     }
 
-    fn hold(&mut self, node: Node, held: bool) {
+    fn hold(&mut self, node: Node) {
         for &result in &self.graph.nodes[node].results {
-            self.held[result] = held;
+            self.held[result] = true;
+        }
+    }
+
+    /// The results of a node are there, and what waits for them can go on.
+    fn release(&mut self, node: Node) {
+        for &result in &self.graph.nodes[node].results {
+            if std::mem::replace(&mut self.held[result], false) {
+                self.ready
+                    .extend(std::mem::take(&mut self.waiting[result]).into_iter().map(Reverse));
+            }
         }
     }
 
@@ -237,10 +263,10 @@ impl Walk<'_> {
         let members = std::mem::take(&mut self.batches.batches[index as usize].reached);
         self.batches.batches[index as usize].size -= members.len();
         self.merge(&members);
-        members.iter().for_each(|&it| self.hold(it, false));
-        for node in std::mem::take(&mut self.waiting) {
-            self.hold(node, false);
-            self.node(node);
+        members.iter().for_each(|&it| self.release(it));
+        while let Some(Reverse((place, node))) = self.ready.pop() {
+            self.n_waiting -= 1;
+            self.node(place, node);
         }
     }
 
@@ -251,7 +277,7 @@ impl Walk<'_> {
         {
             self.finish(index as u32);
         }
-        assert!(self.waiting.is_empty(), "what waits, waits for a batch");
+        assert_eq!(self.n_waiting, 0, "what waits, waits for a batch");
     }
 
     /// Appends one node with the parts of all `members`.

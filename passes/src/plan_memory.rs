@@ -73,6 +73,8 @@ fn pack(
     let zero: Clock = smallvec![0; plan.streams.len()];
     let mut used: SecondaryMap<Buffer, Clock> = SecondaryMap::with_default(zero);
     let mut offset_of: SecondaryMap<Buffer, u64> = SecondaryMap::new();
+    let mut last_touch: SecondaryMap<Buffer, Option<usize>> = SecondaryMap::new();
+    last_touch.resize(plan.buffers.len());
     let mut arena = Holes::default();
     let mut res = Vec::new();
     for (index, (at, instruction)) in plan.timeline(sections).enumerate() {
@@ -99,7 +101,7 @@ fn pack(
         }
         let mut touched: SmallVec<[Buffer; 8]> = SmallVec::new();
         for buffer in instruction.reads().into_iter().chain(instruction.writes()) {
-            if spans[buffer].is_some() && !touched.contains(&buffer) {
+            if spans[buffer].is_some() && last_touch[buffer].replace(index) != Some(index) {
                 touched.push(buffer);
             }
         }

@@ -1,5 +1,7 @@
 //! Optimizer state, and what of a plan's state a checkpoint has and who writes it.
 
+use std::collections::HashMap;
+
 use ir::checkpoint::{CheckpointLayout, Kind, Optimizer};
 use ir::plan::Role;
 use maud::{Markup, html};
@@ -29,14 +31,14 @@ fn optimizers(cx: &Cx, layout: &CheckpointLayout) -> Markup {
     if layout.groups.is_empty() {
         return html! { p { "Nothing is trained." } };
     }
-    let states_of = |param: &str| {
-        let of = layout
-            .entries
-            .iter()
-            .filter(|it| matches!(&it.kind, Kind::Optimizer { param: p, .. } if p == param));
-        of.map(|it| it.sharding.local_elements(&it.ty.shape, &layout.mesh) * it.ty.dtype.bytes())
-            .sum::<u64>()
-    };
+    let mut states: HashMap<&str, u64> = HashMap::new();
+    for it in &layout.entries {
+        if let Kind::Optimizer { param, .. } = &it.kind {
+            let elements = it.sharding.local_elements(&it.ty.shape, &layout.mesh);
+            *states.entry(param).or_default() += elements * it.ty.dtype.bytes();
+        }
+    }
+    let states_of = |param: &str| states.get(param).copied().unwrap_or(0);
     let kept: u64 = cx
         .plan
         .buffers

@@ -1,6 +1,7 @@
 //! FSDP units: weights that one collective gathers together, and when.
 
-use std::collections::BTreeSet;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
 
 use ir::ops::CollectiveKind;
 use ir::placement::AxisSet;
@@ -123,6 +124,7 @@ fn units(cx: &Cx) -> Vec<Unit> {
     let plan = cx.plan;
     let (weights, gradients) = (weights(plan), gradients(plan));
     let mut res: Vec<Unit> = Vec::new();
+    let mut known: HashMap<(Vec<Buffer>, AxisSet), usize> = HashMap::new();
     for (index, instruction) in plan.section(PlanSection::Step).iter().enumerate() {
         let Instruction::Collective { kind: CollectiveKind::AllGather, comm, parts, .. } =
             instruction
@@ -133,10 +135,13 @@ fn units(cx: &Cx) -> Vec<Unit> {
         let Some(params) = params.filter(|it| !it.is_empty()) else { continue };
         let pass = usize::from(cx.phases.at(index) != Phase::Forward);
         let axes = plan.comms[*comm];
-        if let Some(known) = res.iter_mut().find(|it| it.params == params && it.axes == axes) {
-            known.gathers[pass] += 1;
-            continue;
-        }
+        match known.entry((params.clone(), axes)) {
+            Entry::Occupied(it) => {
+                res[*it.get()].gathers[pass] += 1;
+                continue;
+            }
+            Entry::Vacant(it) => it.insert(res.len()),
+        };
         let mut gathers = [0, 0];
         gathers[pass] = 1;
         let span = cx.timeline.section(PlanSection::Step).get(index);
@@ -153,13 +158,25 @@ fn units(cx: &Cx) -> Vec<Unit> {
     }
     // A part of a unit that is gathered again belongs to it.
     let mut all: Vec<Unit> = Vec::new();
+    // Units that gather a weight, in their order.
+    let mut units_of: HashMap<Buffer, Vec<usize>> = HashMap::new();
     for unit in res {
-        let whole = all.iter_mut().find(|it| {
-            it.axes == unit.axes && unit.params.iter().all(|param| it.params.contains(param))
-        });
+        let of = |param: &Buffer| units_of.get(param).map_or(&[][..], |it| &it[..]);
+        let whole = of(&unit.params[0])
+            .iter()
+            .find(|it| {
+                all[**it].axes == unit.axes
+                    && unit.params.iter().all(|param| of(param).contains(it))
+            })
+            .copied();
         match whole {
-            Some(whole) => whole.gathers[1] += unit.gathers[1],
-            None => all.push(unit),
+            Some(whole) => all[whole].gathers[1] += unit.gathers[1],
+            None => {
+                for &param in &unit.params {
+                    units_of.entry(param).or_default().push(all.len());
+                }
+                all.push(unit);
+            }
         }
     }
     for (_, instruction) in plan.timeline(super::phases::STEP) {
@@ -168,10 +185,9 @@ fn units(cx: &Cx) -> Vec<Unit> {
             continue;
         }
         for param in parts.iter().filter_map(|it| gradients[it.dst]) {
-            let of = all.iter_mut().filter(|it| it.params.contains(&param));
-            of.for_each(|it| {
-                it.reduced.insert((kind.name(), plan.comms[*comm]));
-            });
+            for &unit in units_of.get(&param).into_iter().flatten() {
+                all[unit].reduced.insert((kind.name(), plan.comms[*comm]));
+            }
         }
     }
     all

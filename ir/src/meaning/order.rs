@@ -21,6 +21,9 @@ pub struct Order<'a> {
     at: FxHashMap<(PlanSection, &'a str), usize>,
     /// By section and number: what has been run before.
     places: FxHashMap<PlanSection, Vec<Place>>,
+    /// By what a collective makes first: how many instructions of the compute stream it waits for, or those ahead of
+    /// it on its stream do.
+    after: FxHashMap<(PlanSection, &'a str), usize>,
 }
 
 impl<'a> Order<'a> {
@@ -35,6 +38,7 @@ impl<'a> Order<'a> {
             calls: meaning.calls.iter().filter(|it| it.bytes.is_some()).filter_map(first).collect(),
             at: FxHashMap::default(),
             places: FxHashMap::default(),
+            after: FxHashMap::default(),
         };
         for section in PlanSection::ALL {
             let mut behind = None;
@@ -55,23 +59,45 @@ impl<'a> Order<'a> {
             }
             res.places.insert(section, places);
         }
+        for call in meaning.calls.iter().filter(|it| it.bytes.is_some()) {
+            res.follow(call);
+        }
         res
+    }
+
+    /// Fills in `after` of a collective and of those ahead of it, each of them once.
+    fn follow(&mut self, call: &'a Call) {
+        let mut ahead = Vec::new();
+        let mut at = call.results.first().map(|it| (call.section, it.as_str()));
+        let mut after = 0;
+        while let Some((key, call)) = at.and_then(|it| Some((it, *self.calls.get(&it)?))) {
+            if let Some(known) = self.after.get(&key) {
+                after = *known;
+                break;
+            }
+            // A file by hand may have a circle, which ends here.
+            self.after.insert(key, 0);
+            ahead.push((key, self.waits_for(call)));
+            at = call.behind.as_deref().map(|it| (call.section, it));
+        }
+        for (key, own) in ahead.into_iter().rev() {
+            after = after.max(own);
+            self.after.insert(key, after);
+        }
+    }
+
+    /// How many instructions of the compute stream are over when the last of those is that a collective itself waits
+    /// for.
+    fn waits_for(&self, call: &Call) -> usize {
+        let waited = call.after.iter().filter_map(|it| self.at.get(&(call.section, it.as_str())));
+        waited.map(|it| it + 1).max().unwrap_or(0)
     }
 
     /// Where a collective starts, all that those ahead of it on its stream wait for included.
     pub fn start(&self, call: &'a Call) -> Place {
-        let (mut after, mut call) = (0, call);
-        // A file by hand may have a circle.
-        for _ in 0..self.calls.len() {
-            let waited =
-                call.after.iter().filter_map(|it| self.at.get(&(call.section, it.as_str())));
-            after = waited.map(|it| it + 1).max().unwrap_or(0).max(after);
-            let behind = call.behind.as_deref();
-            match behind.and_then(|it| self.calls.get(&(call.section, it))) {
-                Some(it) => call = it,
-                None => break,
-            }
-        }
+        let behind = call.behind.as_deref();
+        let ahead = behind.and_then(|it| self.after.get(&(call.section, it)));
+        let after = self.waits_for(call).max(ahead.copied().unwrap_or(0));
         self.places[&call.section].get(after).copied().unwrap_or(0)
     }
 

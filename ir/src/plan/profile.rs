@@ -2,7 +2,7 @@
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 
-use crate::plan::{Arena, Buffer, Plan, PlanSection, Role};
+use crate::plan::{Arena, Buffer, Instruction, Plan, PlanSection, Role};
 
 /// Memory of one rank. Liveness is in issue order; streams may keep bytes a little longer.
 #[derive(Debug, Clone, PartialEq)]
@@ -69,9 +69,10 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
 impl Plan {
     /// Whether `buffer`, made by an instruction, takes over the bytes of an operand of that.
     pub fn takes_over(&self, (section, index): (PlanSection, usize), buffer: Buffer) -> bool {
+        // Nothing else works in place.
+        let Instruction::Compute { args, .. } = &self.section(section)[index] else { return false };
         let data = &self.buffers[buffer];
-        let reads = self.section(section)[index].reads();
-        let mut others = reads.iter().filter(|&&it| it != buffer).map(|&it| &self.buffers[it]);
+        let mut others = args.iter().filter(|&&it| it != buffer).map(|&it| &self.buffers[it]);
         data.offset.is_some()
             && others.any(|it| it.offset == data.offset && it.role.arena() == Arena::Step)
     }

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use rustc_hash::FxHashMap;
+
 use super::side::Side;
 use super::text::Text;
 use super::{Area, Cx, Total, TotalChange};
@@ -39,6 +41,7 @@ impl<'a> Cx<'a> {
         let (old, new) = (self.old, self.new);
         let first = Order::of(old.meaning, |it| new.tensors.contains_key(it));
         let second = Order::of(new.meaning, |it| old.tensors.contains_key(it));
+        let (mut ahead_old, mut ahead_new) = (Ahead::default(), Ahead::default());
         for name in self.names() {
             let queued = |side: &Side<'a>| {
                 let mut all = side.makers(name).iter().filter(|it| it.0.bytes.is_some());
@@ -63,16 +66,12 @@ impl<'a> Cx<'a> {
             if first.wait(a) != second.wait(b) {
                 self.note_place("waited for by", name, waits(a), waits(b));
             }
-            let behind = |side: &Side<'a>, other: &Side<'a>, call: &'a Call| {
-                let mut behind = call.behind.as_deref();
-                // What only one of the plans sends is no change in the order of all else.
-                while let Some(it) = behind.filter(|it| !is_sent(other, it)) {
-                    let maker = side.makers(it).iter().find(|it| it.0.bytes.is_some());
-                    behind = maker.and_then(|it| it.0.behind.as_deref());
-                }
+            let behind = |ahead: &mut Ahead<'a>, [side, other]: [&Side<'a>; 2], call: &'a Call| {
+                let behind = ahead.sent_by_both(side, other, call.behind.as_deref());
                 Some(Text::default().names(behind, "nothing"))
             };
-            let (from, to) = (behind(old, new, a), behind(new, old, b));
+            let from = behind(&mut ahead_old, [old, new], a);
+            let to = behind(&mut ahead_new, [new, old], b);
             self.note(Area::Schedule, "queued behind", name, from, to);
             let together = |it: &'a Call| {
                 let others = it.results.iter().map(String::as_str).filter(|it| *it != name);
@@ -84,6 +83,37 @@ impl<'a> Cx<'a> {
             let section = |it: &Call| Some(Text::words(it.section.name()));
             self.note(Area::Schedule, "section", name, section(a), section(b));
         }
+    }
+}
+
+/// By a tensor that only this plan sends: the first ahead of it on its stream that the other plan sends too.
+#[derive(Default)]
+struct Ahead<'a>(FxHashMap<&'a str, Option<&'a str>>);
+
+impl<'a> Ahead<'a> {
+    /// `behind`, or the first ahead of it that both plans send: what only one of them sends is no change in the order
+    /// of all else.
+    fn sent_by_both(
+        &mut self,
+        side: &Side<'a>,
+        other: &Side<'a>,
+        behind: Option<&'a str>,
+    ) -> Option<&'a str> {
+        let mut passed = Vec::new();
+        let mut at = behind;
+        while let Some(name) = at.filter(|it| !is_sent(other, it)) {
+            if let Some(known) = self.0.get(name) {
+                at = *known;
+                break;
+            }
+            // A file by hand may have a circle, which ends here.
+            self.0.insert(name, None);
+            passed.push(name);
+            let maker = side.makers(name).iter().find(|it| it.0.bytes.is_some());
+            at = maker.and_then(|it| it.0.behind.as_deref());
+        }
+        passed.into_iter().for_each(|it| _ = self.0.insert(it, at));
+        at
     }
 }
 

@@ -1,6 +1,7 @@
 //! `memory`: where buffers are, and that arenas and the peak are as large as the plan states.
 
 use cranelift_entity::SecondaryMap;
+use rustc_hash::FxHashSet;
 
 use super::{Cx, Flow};
 use crate::plan::{ALIGN, Arena, Buffer, Buffers, PlanSection, Role, memory_profile};
@@ -102,6 +103,10 @@ fn peak(cx: &Cx<'_>, bytes: &SecondaryMap<Buffer, u64>, flow: &Flow) -> u64 {
                 Role::Param | Role::State | Role::Input => None,
             }
         };
+        // Some buffers are touched by every layer.
+        let mut ends_of: SecondaryMap<Buffer, Option<(PlanSection, usize)>> = SecondaryMap::new();
+        ends_of.resize(plan.buffers.len());
+        plan.buffers.keys().for_each(|it| ends_of[it] = ends(it));
         let mut live = 0_u64;
         let mut is_live: SecondaryMap<Buffer, bool> = SecondaryMap::new();
         is_live.resize(plan.buffers.len());
@@ -109,21 +114,26 @@ fn peak(cx: &Cx<'_>, bytes: &SecondaryMap<Buffer, u64>, flow: &Flow) -> u64 {
             let touched: Buffers =
                 instruction.reads().into_iter().chain(instruction.writes()).collect();
             let mut shared = 0;
+            let place = |it: Buffer| (plan.buffers[it].offset, bytes[it]);
+            // Where what this touches is, as soon as it makes something.
+            let mut places: Option<FxHashSet<(Option<u64>, u64)>> = None;
             for (i, &buffer) in touched.iter().enumerate() {
-                if is_live[buffer] || ends(buffer).is_none() {
+                if is_live[buffer] || ends_of[buffer].is_none() {
                     continue;
                 }
                 is_live[buffer] = true;
                 live += bytes[buffer];
-                let place = |it: Buffer| (plan.buffers[it].offset, bytes[it]);
-                let operands = touched[..i].iter().filter(|&&it| it != buffer && is_live[it]);
-                if { operands }.any(|&it| place(it) == place(buffer)) {
+                let places = places.get_or_insert_with(|| {
+                    let before = touched[..i].iter().filter(|&&it| is_live[it]);
+                    before.map(|&it| place(it)).collect()
+                });
+                if !places.insert(place(buffer)) {
                     shared += bytes[buffer];
                 }
             }
             peak = peak.max(live - shared.min(live));
             for &buffer in &touched {
-                if is_live[buffer] && ends(buffer) == Some(at) {
+                if is_live[buffer] && ends_of[buffer] == Some(at) {
                     is_live[buffer] = false;
                     live -= bytes[buffer];
                 }

@@ -22,6 +22,11 @@ pub(super) fn check<'a>(
 ) {
     let plan = cx.plan;
     let (mut ops, mut parts_seen, mut reductions) = (0, 0, 0);
+    // The last collective that read or wrote a buffer.
+    let mut read_at: SecondaryMap<Buffer, Option<At>> = SecondaryMap::new();
+    let mut written_at: SecondaryMap<Buffer, Option<At>> = SecondaryMap::new();
+    read_at.resize(plan.buffers.len());
+    written_at.resize(plan.buffers.len());
     for (at, instruction) in plan.timeline(&PlanSection::ALL) {
         match instruction {
             Instruction::Compute { op: Op::Collective(_) | Op::Reshard(_), .. } => {
@@ -46,6 +51,7 @@ pub(super) fn check<'a>(
                 in_place(cx, at, op, args, results);
             }
             Instruction::Collective { kind, comm, parts, .. } => {
+                parts.iter().for_each(|it| read_at[it.src] = Some(at));
                 for part in parts {
                     parts_seen += 1;
                     reductions += u64::from(kind.reduce().is_some() && !kind.is_local());
@@ -53,11 +59,11 @@ pub(super) fn check<'a>(
                     if let Some(fault) = checker.part(*kind, plan.comms[*comm], from, to) {
                         cx.instruction(fault.property, at, fault.message.clone());
                     }
-                    if parts.iter().any(|it| it.src == part.dst) {
+                    if read_at[part.dst] == Some(at) {
                         let message = "writes a buffer that it reads".into();
                         cx.instruction(Property::Lifetimes, at, message);
                     }
-                    if parts.iter().filter(|it| it.dst == part.dst).count() > 1 {
+                    if written_at[part.dst].replace(at) == Some(at) {
                         cx.instruction(Property::Values, at, "writes a buffer twice".into());
                     }
                 }
