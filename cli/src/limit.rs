@@ -1,6 +1,7 @@
 //! `--mem-limit`: whether a rank's memory is enough, and if not, what takes it and what would take less.
 //!
-//! Nothing here is a guess: every choice that is named was compiled, and its figure is that of its plan.
+//! Nothing here is a guess: every choice that is named was planned, and its figure is that of its plan. The plan is
+//! thrown away, so nothing is proved of it, and a choice is given up as soon as it is known not to help.
 
 use std::collections::BTreeMap;
 
@@ -145,14 +146,15 @@ fn tensors(plan: &Plan) -> Vec<(String, u64, usize)> {
 fn choices(variant: &Variant, plan: &Plan, needs: Needs, limit: &Limit<'_>) -> Vec<Choice> {
     let compiled = |tried: &[(String, Variant)]| -> Vec<Choice> {
         let choice = |(flags, variant): &(String, Variant)| {
-            let plan = variant.compile().ok()?;
+            let plan = variant.price(needs.bytes()).ok()??;
+            let lower =
+                Some(Needs::of(&plan, limit.target)).filter(|it| it.bytes() < needs.bytes());
+            let (needs, ranks) = (lower?, plan.mesh.n_ranks());
             let seconds = limit.target.and_then(|it| Prediction::of(&plan, it).ok());
             let seconds = seconds.map(|it| it.cost.seconds);
-            let (needs, ranks) = (Needs::of(&plan, limit.target), plan.mesh.n_ranks());
             Some(Choice { flags: flags.clone(), ranks, needs, seconds })
         };
-        let found = variants::in_parallel(tried, choice);
-        found.into_iter().flatten().filter(|it| it.needs.bytes() < needs.bytes()).collect()
+        variants::in_parallel(tried, choice).into_iter().flatten().collect()
     };
     let changes = changes(variant);
     let mut tried: Vec<(String, Variant)> = Vec::new();
@@ -163,7 +165,8 @@ fn choices(variant: &Variant, plan: &Plan, needs: Needs, limit: &Limit<'_>) -> V
     }
     let ranks = plan.mesh.n_ranks() as u32;
     let per_node = limit.target.map_or(ranks, |it| it.ranks_per_node);
-    for mesh in variants::meshes(&variant.model, ranks, per_node).0 {
+    let meshes = variants::meshes(&variant.model, ranks, per_node).0;
+    for mesh in meshes.into_iter().filter(|it| *it != variant.mesh) {
         tried.push((format!("--mesh {mesh}"), Variant { mesh, ..variant.clone() }));
     }
     let mut res = compiled(&tried);

@@ -99,7 +99,8 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let of = |mesh: &MeshSpec| {
         let variant =
             Variant { model: model.clone(), mesh: mesh.clone(), options: options.clone() };
-        let plan = variant.compile().map_err(|why| (why, None))?;
+        let plan = variant.price(u64::MAX).map_err(|why| (why, None))?;
+        let plan = plan.expect("nothing is more than that");
         row(mesh, &plan, &target, limit_bytes).map_err(|it| (it.message.clone(), Some(it)))
     };
     let bar = bar(ui, meshes.len());

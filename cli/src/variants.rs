@@ -20,11 +20,11 @@ pub struct Variant {
 }
 
 impl Variant {
-    /// The plan, or why there is none, in a line.
-    pub fn compile(&self) -> Result<Plan, String> {
+    /// The plan, for its figures alone, or why there is none, in a line. `None` if a rank is sure to need more than
+    /// `most` bytes.
+    pub fn price(&self, most: u64) -> Result<Option<Plan>, String> {
         let graph = ir::model::elaborate(&self.model, &self.mesh).map_err(|it| it.to_string())?;
-        let compiled = codegen::compile(graph, &self.options).map_err(|it| it.to_string())?;
-        Ok(compiled.plan)
+        codegen::price(graph, &self.options, most).map_err(|it| it.to_string())
     }
 }
 

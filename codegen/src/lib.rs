@@ -8,11 +8,11 @@ mod workspace;
 
 use std::time::{Duration, Instant};
 
-use ir::graph::{Cut, Move, Name, WeightMeshLint};
+use ir::graph::{Cut, Def, Move, Name, WeightMeshLint};
 use ir::plan::Plan;
 use ir::verify::Property;
-use ir::{Graph, Phase};
-use passes::{Dump, GRAPH_PASSES, PassError, PassManager, PlanMemory, ScheduleOverlap};
+use ir::{DType, Graph, Phase};
+use passes::{Dump, GRAPH_PASSES, Pass, PassError, PassManager, PlanMemory, ScheduleOverlap};
 
 pub use lower::lower;
 pub use prove::prove;
@@ -73,6 +73,40 @@ pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError
         }
         Err(error) => Err(CompileError { error, dumps: manager.dumps }),
     }
+}
+
+/// The plan that [`compile`] makes, for its figures alone: no pass is verified and the plan is not proved, which is half
+/// of the work, so it is not to be run. `None` as soon as it is known that a rank keeps more than `most` bytes
+/// between steps.
+pub fn price(mut graph: Graph, options: &Options, most: u64) -> Result<Option<Plan>, PassError> {
+    check_size(graph.exceeds())?;
+    for pass in GRAPH_PASSES {
+        pass.run(&mut graph)?;
+        if pass.phases().1 < Phase::Sharded && kept_bytes(&graph) > most {
+            return Ok(None);
+        }
+    }
+    let mut plan = lower(&graph);
+    check_size(plan.exceeds())?;
+    options.schedule.run(&mut plan)?;
+    add_workspaces(&mut plan);
+    PlanMemory.run(&mut plan)?;
+    Ok(Some(plan))
+}
+
+/// Bytes that a rank keeps between steps at the least: master weights, and what optimizers keep of them in f32. Other
+/// states, such as weights to compute with, may still be fused away.
+fn kept_bytes(graph: &Graph) -> u64 {
+    let kept = graph.values.values().filter(|it| match it.def {
+        Def::Param => true,
+        Def::State => it.ty.dtype == DType::F32,
+        Def::Input | Def::Result { .. } => false,
+    });
+    let bytes = kept.filter_map(|it| {
+        let elements = it.sharding.as_ref()?.local_elements(&it.ty.shape, &graph.mesh);
+        Some(elements * it.ty.dtype.bytes())
+    });
+    bytes.sum()
 }
 
 /// An error of the user if a program is too large to be planned.
