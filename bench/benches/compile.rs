@@ -1,7 +1,8 @@
 //! Compile time of whole models: elaborate, all passes, and the verifier after each.
 
 use bench::{compile, example};
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use ir::model::modules::Module;
 use ir::quant::{Float8CurrentScaling, Recipe};
 
 fn models(c: &mut Criterion) {
@@ -23,5 +24,22 @@ fn models(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, models);
+/// Time is to grow as the number of layers does.
+fn layers(c: &mut Criterion) {
+    let mut group = c.benchmark_group("layers of llama-tiny on 2x4");
+    group.sample_size(10);
+    for n in [200, 400, 800] {
+        let mut model = example("llama-tiny");
+        for module in &mut model.layers {
+            if let Module::Repeat(it) = module {
+                it.n = n;
+            }
+        }
+        group.throughput(Throughput::Elements(n.into()));
+        group.bench_function(n.to_string(), |b| b.iter(|| compile(&model, "2x4")));
+    }
+    group.finish();
+}
+
+criterion_group!(benches, models, layers);
 criterion_main!(benches);
