@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use ir::plan::Plan;
 use ir::random::stream_key;
 use ir::text::print_plan;
-use ir::verify::{Counts, Proof, Property};
+use ir::verify::{Counts, NOT_PROVED, Proof, Property};
 use serde::{Serialize, Serializer};
 
 use crate::input::{self, File, Input, ModelArgs};
@@ -40,6 +40,7 @@ struct Certificate<'a> {
     digest: String,
     holds: bool,
     properties: Vec<Line>,
+    not_proved: &'static str,
     #[serde(skip)]
     title: String,
 }
@@ -90,6 +91,7 @@ impl Certificate<'_> {
             digest: format!("{:016x}", stream_key(&print_plan(plan))),
             holds: proof.broken.is_empty(),
             properties: Property::ALL.iter().map(|&it| Line::of(it, proof)).collect(),
+            not_proved: NOT_PROVED,
             title: format!("{} on {}", plan.name, mesh_text(&plan.mesh)),
         }
     }
@@ -112,7 +114,11 @@ impl Certificate<'_> {
         let n = self.properties.iter().filter(|it| it.holds == Some(true)).count();
         let all = self.properties.len();
         let what = if self.holds { "all" } else { "" };
-        res + &format!("\n{}\n", format!("{what} {n} of {all} properties hold").trim_start())
+        res.push_str(&format!("\n{}\n", format!("{what} {n} of {all} properties hold").trim_start()));
+        for text in wrapped(&format!("not proved: {NOT_PROVED}"), WIDTH) {
+            res.push_str(&format!("{text}\n"));
+        }
+        res
     }
 }
 

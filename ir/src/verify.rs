@@ -15,7 +15,7 @@ use std::fmt;
 use crate::graph::{Name, Section};
 use crate::plan::PlanSection;
 
-pub use property::{Checked, Counts, Proof, Property};
+pub use property::{Checked, Counts, NOT_PROVED, Proof, Property};
 
 /// A broken invariant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -151,6 +151,25 @@ fn a_gradient_that_reaches_no_optimizer_is_missed() {
     assert!(text.contains("counts %model.norm.weight.grad, which reaches no optimizer"), "{text}");
 }
 
+/// The proof does not see that two weights of one shape exchanged their gradients, and says so.
+#[test]
+fn exchanged_gradients_pass_and_no_property_claims_that_they_would_not() {
+    let folder = mlp("verify_exchanged", &[]);
+    folder.edit("2x2", |lines| {
+        let [gate, up] = ["gate", "up"].map(|it| {
+            position(lines, |line| line.starts_with(&format!("  s0: %own.{it}.weight, ")))
+        });
+        lines[gate] = lines[gate].replace("%own.gate.weight.grad", "%own.up.weight.grad");
+        lines[up] = lines[up].replace("%own.up.weight.grad", "%own.gate.weight.grad");
+    });
+    let text = unwrapped(&folder.works("verify edited.plan"));
+    assert!(text.contains("each optimizer gets one tensor of its shape from `step`"), "{text}");
+    assert!(text.contains("not proved: that the plan computes its model"), "{text}");
+    let json: Value =
+        serde_json::from_str(&folder.works("verify edited.plan --format json")).expect("JSON");
+    assert!(json["not_proved"].as_str().is_some_and(|it| it.contains("exchange")), "{json}");
+}
+
 /// A folder with the MLP example, in which some text is replaced.
 fn mlp(test: &str, replace: &[(&str, &str)]) -> Folder {
     let folder = Folder::new(test, &[]);

@@ -15,6 +15,8 @@
 //! [`prove`] adds, for a plan that is done, what makes it a training step: `values`, `gradients`, `states`,
 //! `checkpoint`, and the exact sizes of `memory`.
 //!
+//! That a plan computes its model is not proved; see [`NOT_PROVED`](crate::verify::NOT_PROVED).
+//!
 //! Order, bytes and the peak are counted here independently of passes: `accesses` has clocks of its own.
 //! Trusted are the placement algebra ([`crate::placement`]), ops' factors ([`crate::ops`]) and the layout of
 //! checkpoints ([`crate::checkpoint`]), which passes use as well, and which are tested against PyTorch.

@@ -24,7 +24,7 @@ pub enum Property {
     Races,
     /// Memory is as large as stated.
     Memory,
-    /// Gradients reach optimizers.
+    /// Each optimizer gets one tensor that `step` makes. That it is the gradient is not proved.
     Gradients,
     /// States go from step to step.
     States,
@@ -33,6 +33,10 @@ pub enum Property {
     /// There is code for every op.
     Kernels,
 }
+
+/// What no property says, as a sentence without a full stop. It goes with every list of proved properties.
+pub const NOT_PROVED: &str = "that the plan computes its model: an exchange of two operands of one type, \
+    such as the gradients of two weights of one shape, is another plan that may keep all properties";
 
 impl Property {
     /// All of them, in the order in which they are checked.
@@ -80,7 +84,7 @@ impl Property {
             Property::Lifetimes => "no two live buffers overlap",
             Property::Races => "no two accesses to the same bytes race",
             Property::Memory => "arenas and peak are as stated",
-            Property::Gradients => "every gradient reaches its optimizer exactly once",
+            Property::Gradients => "each optimizer gets one tensor of its shape from `step`",
             Property::States => "every state is made, updated once a step, and used",
             Property::Checkpoint => "checkpoints hold every element exactly once",
             Property::Kernels => "every op has a kernel that takes its operands",

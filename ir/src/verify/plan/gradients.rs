@@ -1,4 +1,7 @@
-//! `gradients`: what an optimizer works on is what the backward pass made, all of it, once.
+//! `gradients`: an optimizer trains with a tensor that `step` makes once, or sums over its micro-batches.
+//!
+//! That this tensor is the gradient of the optimizer's parameter is not proved: two gradients of one type that were
+//! exchanged pass.
 //!
 //! ```text
 //! step     %w.grad = ..                  carried, where a step has one micro-batch; or
