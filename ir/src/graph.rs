@@ -8,12 +8,13 @@
 
 use cranelift_entity::{PrimaryMap, SecondaryMap, entity_impl};
 use serde::{Deserialize, Serialize};
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::Phase;
 use crate::ops::Op;
 use crate::placement::{AxisSet, Mesh, Sharding};
 use crate::quant::Recipe;
+use crate::range::{Ranged, RealRange};
 use crate::run::Run;
 use crate::types::TensorType;
 
@@ -357,6 +358,24 @@ pub enum Init {
         /// Bound of the values.
         high: f64,
     },
+}
+
+impl Init {
+    /// Its real numbers, each with the range that it must be in.
+    pub fn numbers(&self) -> SmallVec<[Ranged; 2]> {
+        let number = Ranged::new;
+        match *self {
+            Init::Zeros | Init::Ones => smallvec![],
+            Init::Normal { mean, std } => smallvec![
+                number("mean", mean, RealRange::Finite),
+                number("std", std, RealRange::NotNegative),
+            ],
+            Init::Uniform { low, high } => smallvec![
+                number("low", low, RealRange::Finite),
+                number("high", high, RealRange::Above { name: "low", bound: low }),
+            ],
+        }
+    }
 }
 
 /// `state` holds `value` from the end of `value`'s section on.

@@ -19,6 +19,7 @@ pub mod placement;
 pub mod plan;
 pub mod quant;
 pub mod random;
+pub mod range;
 pub mod run;
 pub mod summary;
 pub mod text;

@@ -27,7 +27,7 @@ pub use mesh::{MeshSpec, axes_text};
 pub use names::{Names, glob};
 pub use params::ParamSpec;
 pub use range::{Fields, MAX_SIZE};
-pub(crate) use range::{check_run, number_text};
+pub(crate) use range::{check_run, check_training};
 pub use schema::Model;
 
 /// Reads the text of a `model.ron`.

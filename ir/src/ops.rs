@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 
 use crate::build::{BuildError, Builder};
 use crate::graph::{Node, Value};
+use crate::range::{RangeError, Ranged};
 use crate::types::{DType, Shape, TensorType};
 
 pub use activation::ActivationKind;
@@ -97,6 +98,9 @@ pub enum TypeError {
         /// What it exceeds; see [`TensorType::exceeds`].
         limit: &'static str,
     },
+    /// A real attribute is not in its range.
+    #[error(transparent)]
+    Range(#[from] RangeError),
     /// An attribute makes no sense for these operands.
     #[error("{why}")]
     Attribute {
@@ -137,8 +141,13 @@ macro_rules! define_ops {
                     _ => Err(format!("unknown op `{name}`")),
                 }
             }
-            /// [`OpDef::infer`].
+            /// [`OpDef::numbers`].
+            pub fn numbers(&self) -> Numbers {
+                match self { $(Op::$ty(it) => it.numbers(),)* }
+            }
+            /// [`OpDef::infer`], if every attribute is in its range.
             pub fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
+                self.numbers().iter().try_for_each(Ranged::check)?;
                 match self { $(Op::$ty(it) => it.infer(inputs),)* }
             }
             /// [`OpDef::factors`].
@@ -252,6 +261,11 @@ pub trait OpDef: Sized + Into<Op> {
     /// Result types, or why the operands do not fit.
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError>;
 
+    /// The real attributes, each with the range that it must be in. Default: there are none.
+    fn numbers(&self) -> Numbers {
+        Numbers::new()
+    }
+
     /// Which dimensions correspond, and what sharding each may have. Operands are well-typed.
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors;
 
@@ -297,6 +311,9 @@ pub trait OpDef: Sized + Into<Op> {
     /// A few well-typed operand lists, for the tests that every op gets.
     fn samples() -> Vec<Sample>;
 }
+
+/// Real attributes of an op; see [`OpDef::numbers`].
+pub type Numbers = SmallVec<[Ranged; 4]>;
 
 /// Dimensions of which an op knows the bounds; see [`OpDef::bounds`].
 pub type Bounds = SmallVec<[BoundAt; 4]>;

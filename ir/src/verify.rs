@@ -7,6 +7,7 @@
 
 pub mod graph;
 mod op;
+mod params;
 pub mod plan;
 mod property;
 
@@ -60,6 +61,8 @@ pub enum Place {
     },
     /// At a buffer of a plan.
     Buffer(Name),
+    /// At how a parameter of a program starts, and its other names.
+    Param(Name),
 }
 
 impl fmt::Display for Place {
@@ -71,6 +74,7 @@ impl fmt::Display for Place {
             Place::Value(name) => write!(f, "value %{name}"),
             Place::Instruction { section, index } => write!(f, "{} {index}", section.name()),
             Place::Buffer(name) => write!(f, "buffer %{name}"),
+            Place::Param(name) => write!(f, "param %{name}"),
         }
     }
 }

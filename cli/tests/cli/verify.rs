@@ -151,6 +151,71 @@ fn a_gradient_that_reaches_no_optimizer_is_missed() {
     assert!(text.contains("counts %model.norm.weight.grad, which reaches no optimizer"), "{text}");
 }
 
+/// Numbers that no `model.ron` may have are no plan's either: attributes of ops, inits, the run.
+#[test]
+fn numbers_out_of_range_are_refused_at_their_line() {
+    let check = |from: &str, to: &str, expect: &str| {
+        let ran = edited("verify_numbers", |lines| {
+            let at = position(lines, |it| it.contains(from));
+            lines[at] = lines[at].replacen(from, to, 1);
+        });
+        let text = unwrapped(&ran.stderr);
+        assert!(text.contains(expect), "{text}");
+        assert!(text.contains("edited.plan:"), "{text}");
+    };
+    check("beta2:0.95", "beta2:9.5", "`beta2` is 9.5, and must be at least 0 and below 1");
+    check("beta2:0.95", "beta2:NaN", "`beta2` is NaN, and must be at least 0 and below 1");
+    check(",eps:1e-8", ",eps:-1e-8", "`eps` is -1e-8, and must be more than 0 and finite");
+    check("rms_norm(eps:1e-5", "rms_norm(eps:-1.0", "`eps` is -1, and must be more than 0");
+    check("max_norm:Some(1.0)", "max_norm:Some(0.0)", "`max_norm` is 0, and must be more than 0");
+    check("theta:10000.0", "theta:inf", "`theta` is inf, and must be more than 0 and finite");
+    check(
+        "lr:0.001",
+        "lr:1e300",
+        "schedule.lr is 1e300, and must be at least 0 and finite; in f32",
+    );
+    check("std:0.02", "std:NaN", "init: `std` is NaN, and must be at least 0 and finite");
+    check("mean:0.0", "mean:inf", "init: `mean` is inf, and must be finite");
+}
+
+/// An alias is a further name of one parameter. One that is another parameter would save this under its name.
+#[test]
+fn an_alias_that_is_the_name_of_something_else_is_refused_at_its_line() {
+    let check = |edits: &[(&str, &str)], expect: &str| {
+        let folder = mlp("verify_alias", &[]);
+        let mut line = 0;
+        let ran = edited_in(&folder, "2x2", |lines| {
+            for (param, aliases) in edits {
+                let at = position(lines, |it| it.starts_with(&format!("  param %{param} ")));
+                lines[at] = format!("{} aliases=({aliases})", lines[at]);
+            }
+        });
+        for (at, it) in folder.read("edited.plan").lines().enumerate() {
+            if it.contains(" aliases=") {
+                line = at + 1;
+            }
+        }
+        let text = unwrapped(&ran.stderr);
+        assert!(text.contains(expect), "{text}");
+        assert!(text.contains(&format!("edited.plan:{line}:")), "{text}");
+    };
+    let another = "has the alias `mlp.up.weight`, which is another parameter";
+    check(&[("own.up.weight", "%mlp.up.weight")], another);
+    check(&[("own.up.weight", "%own.up.weight")], "has its own name `own.up.weight` as an alias");
+    check(&[("own.up.weight", "%a, %a")], "has the alias `a` twice");
+    let twice = "has the alias `a`, which is an alias of %mlp.up.weight already";
+    check(&[("mlp.up.weight", "%a"), ("own.up.weight", "%a")], twice);
+}
+
+#[test]
+fn the_alias_of_a_tie_is_proved() {
+    let tied = "sequence: 32, tied: [(\"lm_head.weight\", \"model.embed_tokens.weight\")],";
+    let folder = Folder::new("verify_tied", &[("sequence: 32,", tied)]);
+    folder.works("compile model.ron --mesh 2x2 -q");
+    assert!(folder.read("model.plan").contains(" aliases=(%lm_head.weight)"));
+    folder.works("verify model.plan");
+}
+
 /// The proof does not see that two weights of one shape exchanged their gradients, and says so.
 #[test]
 fn exchanged_gradients_pass_and_no_property_claims_that_they_would_not() {

@@ -2,9 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{locate, number_text, offset};
+use crate::model::{locate, offset};
 use crate::ops::{Granule, Op, QuantMatmul};
 use crate::plan::{Instruction, Plan};
+use crate::range::number_text;
 
 /// A machine as the model sees it: nodes of ranks. See `ir/profiles/h200.ron`. Seconds, bytes, FLOP/s.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -6,9 +6,11 @@
 
 use super::error::{At, ModelError, Problem};
 use super::modules::Module;
-use super::schema::{Batch, Model, OptimizerSpec, ParamOptions, Units};
-use crate::graph::Init;
+use super::schema::{Batch, Model, ParamOptions, Units};
+use crate::graph::{Init, Optimizer};
+use crate::ops::{AdamW, ClipScale, Sgd};
 use crate::quant::{Recipe, RecipeError};
+use crate::range::{Ranged, RealRange, number_text};
 use crate::run::{Decay, Run, Schedule};
 
 /// No size is larger, so that products of two that fit a tensor can be computed.
@@ -35,28 +37,35 @@ pub(super) fn check(model: &Model) -> Result<(), ModelError> {
     }
     fields.init("init", Some(model.init))?;
     fields.init("output_init", model.output_init)?;
-    match model.optimizer {
-        OptimizerSpec::AdamW { betas, eps, weight_decay }
-        | OptimizerSpec::Adam { betas, eps, weight_decay } => {
-            fields.fraction("optimizer.betas[0]", betas.0)?;
-            fields.fraction("optimizer.betas[1]", betas.1)?;
-            fields.positive("optimizer.eps", eps)?;
-            fields.not_negative("optimizer.weight_decay", weight_decay)?;
-        }
-        OptimizerSpec::Sgd { momentum, weight_decay } => {
-            fields.fraction("optimizer.momentum", momentum)?;
-            fields.not_negative("optimizer.weight_decay", weight_decay)?;
-        }
-    }
+    check_training(model.optimizer.into(), model.clip_norm)?;
     fields.schedule("schedule", &model.schedule)?;
-    if let Some(it) = model.clip_norm {
-        fields.positive("clip_norm", it)?;
-    }
     fields.recipe("recipe", &model.recipe)?;
     for (pattern, options) in &model.parameters.0 {
         Fields::new(&format!("parameters[\"{pattern}\"]")).options("", options)?;
     }
     fields.modules("layers", &model.layers)
+}
+
+/// Checks the numbers of an optimizer and of clipping.
+pub(crate) fn check_training(
+    optimizer: Optimizer,
+    clip_norm: Option<f64>,
+) -> Result<(), ModelError> {
+    let fields = Fields::new("");
+    match optimizer {
+        Optimizer::AdamW { betas, eps, weight_decay }
+        | Optimizer::Adam { betas, eps, weight_decay } => {
+            fields.real("optimizer.betas[0]", betas.0, AdamW::BETA)?;
+            fields.real("optimizer.betas[1]", betas.1, AdamW::BETA)?;
+            fields.real("optimizer.eps", eps, AdamW::EPS)?;
+            fields.real("optimizer.weight_decay", weight_decay, AdamW::WEIGHT_DECAY)?;
+        }
+        Optimizer::Sgd { momentum, weight_decay } => {
+            fields.real("optimizer.momentum", momentum, Sgd::MOMENTUM)?;
+            fields.real("optimizer.weight_decay", weight_decay, Sgd::WEIGHT_DECAY)?;
+        }
+    }
+    clip_norm.map_or(Ok(()), |it| fields.real("clip_norm", it, ClipScale::MAX_NORM))
 }
 
 /// Checks the numbers that a program has of a run, as a model would have them.
@@ -114,10 +123,6 @@ impl Fields {
         Err(problem.at(At::Path(self.join(field))))
     }
 
-    fn number(&self, ok: bool, field: &str, value: f64, expected: &str) -> Result<(), ModelError> {
-        self.require(ok, field, number_text(value), expected)
-    }
-
     /// A size: at least 1.
     pub fn size(&self, field: &str, value: u64) -> Result<(), ModelError> {
         self.require(value > 0, field, value, "at least 1")?;
@@ -139,50 +144,33 @@ impl Fields {
         self.require((1..=MAX_CHUNKS).contains(&value), field, value, "from 1 to 128")
     }
 
-    /// Any real number.
-    pub fn finite(&self, field: &str, value: f64) -> Result<(), ModelError> {
-        self.number(value.is_finite(), field, value, "finite")
+    /// A real number in its range.
+    pub fn real(&self, field: &str, value: f64, range: RealRange) -> Result<(), ModelError> {
+        match range.missed_by(value) {
+            None => Ok(()),
+            Some(expected) => self.require(false, field, number_text(value), &expected),
+        }
     }
 
-    /// A number above 0.
-    pub fn positive(&self, field: &str, value: f64) -> Result<(), ModelError> {
-        self.number(value.is_finite() && value > 0.0, field, value, "more than 0 and finite")
-    }
-
-    /// A number from 0 on.
-    pub fn not_negative(&self, field: &str, value: f64) -> Result<(), ModelError> {
-        self.number(value.is_finite() && value >= 0.0, field, value, "at least 0 and finite")
-    }
-
-    /// A probability or a rate that leaves something.
-    pub fn fraction(&self, field: &str, value: f64) -> Result<(), ModelError> {
-        self.number((0.0..1.0).contains(&value), field, value, "at least 0 and below 1")
+    /// Real numbers of what is this field, each in its range.
+    pub fn numbers(&self, field: &str, numbers: &[Ranged]) -> Result<(), ModelError> {
+        numbers
+            .iter()
+            .try_for_each(|it| self.real(&format!("{field}.{}", it.name), it.value, it.range))
     }
 
     /// How a parameter starts.
     pub fn init(&self, field: &str, init: Option<Init>) -> Result<(), ModelError> {
-        match init {
-            None | Some(Init::Zeros | Init::Ones) => Ok(()),
-            Some(Init::Normal { mean, std }) => {
-                self.finite(&format!("{field}.mean"), mean)?;
-                self.not_negative(&format!("{field}.std"), std)
-            }
-            Some(Init::Uniform { low, high }) => {
-                self.finite(&format!("{field}.low"), low)?;
-                self.finite(&format!("{field}.high"), high)?;
-                let expected = format!("more than low, which is {low}");
-                self.number(low < high, &format!("{field}.high"), high, &expected)
-            }
-        }
+        init.map_or(Ok(()), |it| self.numbers(field, &it.numbers()))
     }
 
     /// The learning rate over steps.
     fn schedule(&self, field: &str, schedule: &Schedule) -> Result<(), ModelError> {
-        self.not_negative(&format!("{field}.lr"), schedule.lr)?;
+        self.real(&format!("{field}.lr"), schedule.lr, RealRange::NotNegative)?;
         match schedule.decay {
             Decay::Constant => Ok(()),
             Decay::Linear { until, min } | Decay::Cosine { until, min } => {
-                self.not_negative(&format!("{field}.decay.min"), min)?;
+                self.real(&format!("{field}.decay.min"), min, RealRange::NotNegative)?;
                 let warmup = schedule.warmup;
                 let expected = format!("more than warmup, which is {warmup}");
                 self.require(until > warmup, &format!("{field}.decay.until"), until, &expected)
@@ -205,12 +193,6 @@ impl Fields {
         let dot = if field.is_empty() { "" } else { "." };
         self.init(&format!("{field}{dot}init"), options.init)
     }
-}
-
-/// `1`, `0.5`, `1e21`.
-pub(crate) fn number_text(value: f64) -> String {
-    let text = format!("{value:?}");
-    text.strip_suffix(".0").unwrap_or(&text).to_string()
 }
 
 /// The error of a tensor that is too large.

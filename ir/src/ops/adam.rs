@@ -3,10 +3,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ops::adamw::{AdamStep, adam_factors, adam_samples, infer_adam};
+use crate::ops::adamw::{AdamStep, adam_factors, adam_numbers, adam_samples, infer_adam};
 use crate::ops::{
-    Amaxes, Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, View, ViewMut,
-    is_default,
+    Amaxes, Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, TypeError, Types, View,
+    ViewMut, is_default,
 };
 use crate::types::{DType, TensorType};
 
@@ -34,6 +34,10 @@ pub struct Adam {
 impl OpDef for Adam {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         infer_adam(inputs, self.compute, &self.amax)
+    }
+
+    fn numbers(&self) -> Numbers {
+        adam_numbers([self.beta1, self.beta2, self.eps, self.weight_decay])
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {

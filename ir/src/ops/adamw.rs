@@ -7,11 +7,13 @@
 //! ```
 
 use serde::{Deserialize, Serialize};
+use smallvec::smallvec;
 
 use crate::ops::{
-    Amaxes, Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut,
-    arity, is_default, same_shape, scalar,
+    Amaxes, Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, TypeError, Types, Values, View,
+    ViewMut, arity, is_default, same_shape, scalar,
 };
+use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: `p`, `m`, `v`, `g`, `scale`, `lr`, `step`; results: `p`,
@@ -33,6 +35,16 @@ pub struct AdamW {
     /// Also returns the amax of the new `p`.
     #[serde(default, skip_serializing_if = "is_default")]
     pub amax: Amaxes,
+}
+
+/// The attributes `beta1`, `beta2`, `eps` and `weight_decay` of an Adam, with their ranges.
+pub(crate) fn adam_numbers([beta1, beta2, eps, weight_decay]: [Number; 4]) -> Numbers {
+    smallvec![
+        Ranged::new("beta1", beta1, AdamW::BETA),
+        Ranged::new("beta2", beta2, AdamW::BETA),
+        Ranged::new("eps", eps, AdamW::EPS),
+        Ranged::new("weight_decay", weight_decay, AdamW::WEIGHT_DECAY),
+    ]
 }
 
 /// Checks the operands of an Adam.
@@ -108,9 +120,22 @@ impl<T: Real> AdamStep<T> {
     }
 }
 
+impl AdamW {
+    /// Range of both decay rates.
+    pub const BETA: RealRange = RealRange::Fraction;
+    /// Range of `eps`.
+    pub const EPS: RealRange = RealRange::Positive;
+    /// Range of the weight decay.
+    pub const WEIGHT_DECAY: RealRange = RealRange::NotNegative;
+}
+
 impl OpDef for AdamW {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         infer_adam(inputs, self.compute, &self.amax)
+    }
+
+    fn numbers(&self) -> Numbers {
+        adam_numbers([self.beta1, self.beta2, self.eps, self.weight_decay])
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {

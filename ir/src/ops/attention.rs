@@ -13,10 +13,11 @@ use smallvec::smallvec;
 
 use crate::ops::tensor::{axpy, dot};
 use crate::ops::{
-    AttentionGrad, Factors, GradCx, GradError, Grads, LocalCx, Number, OpDef, Real, Sample,
-    TypeError, Types, View, ViewMut, arity, floats, is_default, ndim, ndim_at_least, same_shape,
-    same_size,
+    AttentionGrad, Factors, GradCx, GradError, Grads, LocalCx, Number, Numbers, OpDef, Real,
+    Sample, TypeError, Types, View, ViewMut, arity, floats, is_default, ndim, ndim_at_least,
+    same_shape, same_size,
 };
+use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: `q`, `k`, `v`; results: `o`, `lse` (f32).
@@ -133,6 +134,11 @@ impl Attention {
     }
 }
 
+impl Attention {
+    /// Range of the factor of the scores.
+    pub const SCALE: RealRange = RealRange::Positive;
+}
+
 impl OpDef for Attention {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 3)?;
@@ -141,6 +147,10 @@ impl OpDef for Attention {
         let mut shape = q.shape.clone();
         shape[q.ndim() - 1] /= self.head_dim;
         Ok(smallvec![q.clone(), TensorType { dtype: DType::F32, shape }])
+    }
+
+    fn numbers(&self) -> Numbers {
+        self.scale.iter().map(|&it| Ranged::new("scale", it, Attention::SCALE)).collect()
     }
 
     /// The `lse` of a padded sequence would not be zero.

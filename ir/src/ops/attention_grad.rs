@@ -14,7 +14,7 @@ use smallvec::smallvec;
 use crate::ops::attention::{Attention, Heads, Query};
 use crate::ops::tensor::{axpy, dot};
 use crate::ops::{
-    Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, View, ViewMut, arity,
+    Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, TypeError, Types, View, ViewMut, arity,
     is_default, same_shape, same_size,
 };
 use crate::types::TensorType;
@@ -54,6 +54,10 @@ impl OpDef for AttentionGrad {
         }
         same_size("query heads", q.shape[n - 1] / self.head_dim, inputs[4].shape[n - 1])?;
         Ok(smallvec![q.clone(), inputs[1].clone(), inputs[2].clone()])
+    }
+
+    fn numbers(&self) -> Numbers {
+        self.forward().numbers()
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {

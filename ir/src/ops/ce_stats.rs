@@ -14,10 +14,11 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    BoundAt, Bounds, CeStatsGrad, Factors, GradCx, GradError, Grads, LocalCx, Number, OpDef, Real,
-    Sample, TypeError, Types, Values, View, ViewMut, arity, floats, integers, is_default, leading,
-    ndim_at_least, per_row,
+    BoundAt, Bounds, CeStatsGrad, Factors, GradCx, GradError, Grads, LocalCx, Number, Numbers,
+    OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity, floats, integers,
+    is_default, leading, ndim_at_least, per_row,
 };
+use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: `logits`, `labels`, `m`; results: `sumexp`, `target`.
@@ -27,6 +28,11 @@ pub struct CeStats {
     /// The part of the label that is spread over the whole vocabulary.
     #[serde(skip_serializing_if = "is_default")]
     pub label_smoothing: Number,
+}
+
+impl CeStats {
+    /// Range of `label_smoothing`.
+    pub const LABEL_SMOOTHING: RealRange = RealRange::Fraction;
 }
 
 impl OpDef for CeStats {
@@ -39,6 +45,10 @@ impl OpDef for CeStats {
         per_row(inputs[0], inputs[2])?;
         let res = TensorType { dtype: DType::F32, shape: leading(&inputs[0].shape) };
         Ok(smallvec![res.clone(), res])
+    }
+
+    fn numbers(&self) -> Numbers {
+        smallvec![Ranged::new("label_smoothing", self.label_smoothing, CeStats::LABEL_SMOOTHING)]
     }
 
     /// The exponentials of a padded row are not zero; those of padded columns are left out.

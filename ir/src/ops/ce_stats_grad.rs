@@ -8,9 +8,10 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    BoundAt, Bounds, Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View,
-    ViewMut, arity, integers, is_default, ndim_at_least, per_row,
+    BoundAt, Bounds, CeStats, Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, TypeError,
+    Types, Values, View, ViewMut, arity, integers, is_default, ndim_at_least, per_row,
 };
+use crate::range::Ranged;
 use crate::types::TensorType;
 
 /// See the [module docs](self). Operands: `logits`, `labels`, `m`, `dsumexp`, `dtarget`.
@@ -31,6 +32,10 @@ impl OpDef for CeStatsGrad {
             per_row(inputs[0], operand)?;
         }
         Ok(smallvec![inputs[0].clone()])
+    }
+
+    fn numbers(&self) -> Numbers {
+        smallvec![Ranged::new("label_smoothing", self.label_smoothing, CeStats::LABEL_SMOOTHING)]
     }
 
     /// Padded rows have zero gradients, padded columns are written as zero.

@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
-    scalar,
+    Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, TypeError, Types, Values, View,
+    ViewMut, arity, scalar,
 };
+use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: `sumsq`, `count`; results: `scale`, `grad_norm`; scalars.
@@ -24,6 +25,11 @@ pub struct ClipScale {
     pub max_norm: Option<Number>,
 }
 
+impl ClipScale {
+    /// Range of `max_norm`.
+    pub const MAX_NORM: RealRange = RealRange::Positive;
+}
+
 impl OpDef for ClipScale {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 2)?;
@@ -31,6 +37,10 @@ impl OpDef for ClipScale {
         scalar(inputs, 1)?;
         let res = TensorType::scalar(DType::F32);
         Ok(smallvec![res.clone(), res])
+    }
+
+    fn numbers(&self) -> Numbers {
+        self.max_norm.iter().map(|&it| Ranged::new("max_norm", it, ClipScale::MAX_NORM)).collect()
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {

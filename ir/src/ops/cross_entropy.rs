@@ -18,10 +18,11 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, Factors, LocalBound, LocalCx, Number, OpDef,
-    Real, Sample, Tensor, TypeError, Types, Values, View, ViewMut, arity, floats, integers,
+    CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, Factors, LocalBound, LocalCx, Number, Numbers,
+    OpDef, Real, Sample, Tensor, TypeError, Types, Values, View, ViewMut, arity, floats, integers,
     is_default, ndim_at_least, per_row,
 };
+use crate::range::Ranged;
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: `logits`, `labels`; results: `loss_sum` and `count`, f32
@@ -44,6 +45,10 @@ impl OpDef for CrossEntropy {
         per_row(inputs[0], inputs[1])?;
         let scalar = TensorType::scalar(DType::F32);
         Ok(smallvec![scalar.clone(), scalar, inputs[0].clone()])
+    }
+
+    fn numbers(&self) -> Numbers {
+        smallvec![Ranged::new("label_smoothing", self.label_smoothing, CeStats::LABEL_SMOOTHING)]
     }
 
     /// A padded token would count.

@@ -8,10 +8,11 @@ use serde::{Deserialize, Serialize};
 use smallvec::{SmallVec, smallvec};
 
 use crate::ops::{
-    BoundAt, Bounds, Factors, GradCx, GradError, Grads, LocalCx, Number, OpDef, Real, Sample,
-    TypeError, Types, Values, View, ViewMut, arity, integers, scalar,
+    BoundAt, Bounds, Factors, GradCx, GradError, Grads, LocalCx, Number, Numbers, OpDef, Real,
+    Sample, TypeError, Types, Values, View, ViewMut, arity, integers, scalar,
 };
 use crate::random::Stream;
+use crate::range::{Ranged, RealRange};
 use crate::types::TensorType;
 
 /// See the [module docs](self). Operands: `x`, `seed` (an i32 scalar of 0 .. 2^24, new in every
@@ -25,15 +26,21 @@ pub struct Dropout {
     pub key: u64,
 }
 
+impl Dropout {
+    /// Range of the rate.
+    pub const RATE: RealRange = RealRange::Fraction;
+}
+
 impl OpDef for Dropout {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 2)?;
         integers(inputs, 1)?;
         scalar(inputs, 1)?;
-        if !(0.0..=1.0).contains(&self.rate.0) {
-            return Err(TypeError::Attribute { why: "`rate` must be in 0 ..= 1" });
-        }
         Ok(smallvec![inputs[0].clone()])
+    }
+
+    fn numbers(&self) -> Numbers {
+        smallvec![Ranged::new("rate", self.rate, Dropout::RATE)]
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {

@@ -27,6 +27,9 @@ impl OpDef for Embedding {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 2)?;
         integers(inputs, 0)?;
+        if self.padding_idx.is_some_and(|it| it < 0) {
+            return Err(TypeError::Attribute { why: "padding_idx must be at least 0" });
+        }
         ndim(inputs, 1, 2, "2 dims")?;
         let mut shape = inputs[0].shape.clone();
         shape.push(inputs[1].shape[1]);

@@ -29,6 +29,9 @@ impl OpDef for EmbeddingGrad {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 2)?;
         integers(inputs, 0)?;
+        if self.padding_idx.is_some_and(|it| it < 0) {
+            return Err(TypeError::Attribute { why: "padding_idx must be at least 0" });
+        }
         ndim_at_least(inputs, 1, 1, "at least 1 dim")?;
         let dy = inputs[1];
         per_row(dy, inputs[0])?;

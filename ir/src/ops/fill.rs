@@ -4,8 +4,10 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, Number, Op, OpDef, Real, Sample, TypeError, Types, View, ViewMut, arity,
+    Factors, LocalCx, Number, Numbers, Op, OpDef, Real, Sample, TypeError, Types, View, ViewMut,
+    arity,
 };
+use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self).
@@ -30,6 +32,10 @@ impl OpDef for Fill {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 0)?;
         Ok(smallvec![TensorType::new(self.dtype, &self.shape)])
+    }
+
+    fn numbers(&self) -> Numbers {
+        smallvec![Ranged::new("value", self.value, RealRange::Finite)]
     }
 
     /// Padding must stay zero, so only zeros may be cut unevenly.

@@ -12,10 +12,11 @@ use smallvec::smallvec;
 
 use crate::ops::rms_norm::added;
 use crate::ops::{
-    Amaxes, Codes, Factors, GradCx, GradError, Grads, LayerNormGrad, LocalCx, Number, OpDef, Real,
-    Sample, TypeError, Types, Values, View, ViewMut, floats, is_default, leading, ndim,
-    ndim_at_least, same_size, same_type,
+    Amaxes, Codes, Factors, GradCx, GradError, Grads, LayerNormGrad, LocalCx, Number, Numbers,
+    OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, floats, is_default, leading,
+    ndim, ndim_at_least, same_size, same_type,
 };
+use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: `x`, `w`, `b`; results: `y`, `mean`, `rstd` (f32). With a
@@ -38,14 +39,16 @@ pub struct LayerNorm {
     pub codes: Codes,
 }
 
+impl LayerNorm {
+    /// Range of `eps`.
+    pub const EPS: RealRange = RealRange::Positive;
+}
+
 impl OpDef for LayerNorm {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         let inputs = self.codes.check(inputs, 3 + usize::from(self.residual))?;
         let x = inputs[0];
         floats(inputs, 0)?;
-        if !(self.eps.0 >= 0.0 && self.eps.0.is_finite()) {
-            return Err(TypeError::Attribute { why: "eps must be at least 0, and finite" });
-        }
         ndim_at_least(inputs, 0, 1, "at least 1 dim")?;
         ndim(inputs, 1, 1, "1 dim")?;
         ndim(inputs, 2, 1, "1 dim")?;
@@ -62,6 +65,10 @@ impl OpDef for LayerNorm {
             ])?);
         }
         self.amax.infer(self.codes.infer(smallvec![x.clone(), per_row.clone(), per_row])?)
+    }
+
+    fn numbers(&self) -> Numbers {
+        smallvec![Ranged::new("eps", self.eps, LayerNorm::EPS)]
     }
 
     /// A padded row would become the bias.

@@ -8,10 +8,11 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
-    floats, is_default,
+    Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, TypeError, Types, Values, View,
+    ViewMut, arity, floats, is_default,
 };
 use crate::quant::ScaleRule;
+use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Results: the scale and its inverse, f32 of the operand's shape, whatever its type.
@@ -27,6 +28,11 @@ pub struct QuantScale {
     pub epsilon: Number,
 }
 
+impl QuantScale {
+    /// Range of `epsilon`.
+    pub const EPSILON: RealRange = RealRange::NotNegative;
+}
+
 impl OpDef for QuantScale {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
@@ -36,6 +42,10 @@ impl OpDef for QuantScale {
         }
         let res = inputs[0].with_dtype(DType::F32);
         Ok(smallvec![res.clone(), res])
+    }
+
+    fn numbers(&self) -> Numbers {
+        smallvec![Ranged::new("epsilon", self.epsilon, QuantScale::EPSILON)]
     }
 
     /// Padding would become 1.

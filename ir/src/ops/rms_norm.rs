@@ -11,10 +11,11 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Amaxes, Codes, Factors, GradCx, GradError, Grads, LocalCx, Number, OpDef, Real, RmsNormGrad,
-    Sample, TypeError, Types, Values, View, ViewMut, floats, is_default, leading, ndim,
-    ndim_at_least, same_size, same_type,
+    Amaxes, Codes, Factors, GradCx, GradError, Grads, LocalCx, Number, Numbers, OpDef, Real,
+    RmsNormGrad, Sample, TypeError, Types, Values, View, ViewMut, floats, is_default, leading,
+    ndim, ndim_at_least, same_size, same_type,
 };
+use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
 
 /// See the [module docs](self). Operands: `x`, `w`; results: `y`, `rstd` (f32). With a residual there
@@ -37,14 +38,16 @@ pub struct RmsNorm {
     pub codes: Codes,
 }
 
+impl RmsNorm {
+    /// Range of `eps`.
+    pub const EPS: RealRange = RealRange::Positive;
+}
+
 impl OpDef for RmsNorm {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         let inputs = self.codes.check(inputs, 2 + usize::from(self.residual))?;
         let x = inputs[0];
         floats(inputs, 0)?;
-        if !(self.eps.0 >= 0.0 && self.eps.0.is_finite()) {
-            return Err(TypeError::Attribute { why: "eps must be at least 0, and finite" });
-        }
         ndim_at_least(inputs, 0, 1, "at least 1 dim")?;
         ndim(inputs, 1, 1, "1 dim")?;
         same_size("features and weights", x.shape[x.ndim() - 1], inputs[1].shape[0])?;
@@ -54,6 +57,10 @@ impl OpDef for RmsNorm {
             return self.amax.infer(self.codes.infer(smallvec![x.clone(), rstd, x.clone()])?);
         }
         self.amax.infer(self.codes.infer(smallvec![x.clone(), rstd])?)
+    }
+
+    fn numbers(&self) -> Numbers {
+        smallvec![Ranged::new("eps", self.eps, RmsNorm::EPS)]
     }
 
     /// The `rstd` of a padded row would not be zero.

@@ -12,9 +12,10 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    BoundAt, Bounds, Factors, GradCx, GradError, Grads, Linear, LocalCx, Number, OpDef, Real,
-    Sample, TypeError, Types, View, ViewMut, arity, floats, is_default, ndim_at_least,
+    BoundAt, Bounds, Factors, GradCx, GradError, Grads, Linear, LocalCx, Number, Numbers, OpDef,
+    Real, Sample, TypeError, Types, View, ViewMut, arity, floats, is_default, ndim_at_least,
 };
+use crate::range::{Ranged, RealRange};
 use crate::types::TensorType;
 
 /// See the [module docs](self).
@@ -49,6 +50,17 @@ pub struct Llama3Scaling {
 }
 
 impl Llama3Scaling {
+    /// Its real numbers, each with the range that it must be in.
+    pub fn numbers(&self) -> [Ranged; 3] {
+        let (low, high) = (self.low_freq_factor, self.high_freq_factor);
+        let above_low = RealRange::Above { name: "low_freq_factor", bound: low.0 };
+        [
+            Ranged::new("factor", self.factor, RealRange::Positive),
+            Ranged::new("low_freq_factor", low, RealRange::Positive),
+            Ranged::new("high_freq_factor", high, above_low),
+        ]
+    }
+
     /// The frequency that takes the place of `freq`.
     pub fn scale(&self, freq: f64) -> f64 {
         let (low, high) = (self.low_freq_factor.0, self.high_freq_factor.0);
@@ -59,6 +71,9 @@ impl Llama3Scaling {
 }
 
 impl Rope {
+    /// Range of `theta`.
+    pub const THETA: RealRange = RealRange::Positive;
+
     /// Radians per position of pair `i`.
     pub fn frequency(&self, i: usize) -> f64 {
         let freq = self.theta.0.powf(-2.0 * i as f64 / self.head_dim as f64);
@@ -71,8 +86,10 @@ impl OpDef for Rope {
         arity(inputs, 1)?;
         floats(inputs, 0)?;
         ndim_at_least(inputs, 0, 2, "at least 2 dims")?;
-        if !(self.theta.0 > 0.0 && self.theta.0.is_finite()) {
-            return Err(TypeError::Attribute { why: "theta must be above 0, and finite" });
+        let context = self.scaling.as_ref().map(|it| it.original_max_position_embeddings);
+        if context == Some(0) {
+            let why = "original_max_position_embeddings must be at least 1";
+            return Err(TypeError::Attribute { why });
         }
         if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
             return Err(TypeError::Attribute { why: "head_dim must be even and not 0" });
@@ -82,6 +99,11 @@ impl OpDef for Rope {
             true => Ok(smallvec![inputs[0].clone()]),
             false => Err(TypeError::Multiple { what: "features", size, of: self.head_dim }),
         }
+    }
+
+    fn numbers(&self) -> Numbers {
+        let theta = Ranged::new("theta", self.theta, Rope::THETA);
+        std::iter::once(theta).chain(self.scaling.iter().flat_map(Llama3Scaling::numbers)).collect()
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {

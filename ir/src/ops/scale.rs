@@ -4,9 +4,10 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, GradCx, GradError, Grads, Linear, LocalCx, Number, OpDef, Real, Sample, TypeError,
-    Types, View, ViewMut, arity, floats,
+    Factors, GradCx, GradError, Grads, Linear, LocalCx, Number, Numbers, OpDef, Real, Sample,
+    TypeError, Types, View, ViewMut, arity, floats,
 };
+use crate::range::{Ranged, RealRange};
 use crate::types::TensorType;
 
 /// See the [module docs](self).
@@ -21,6 +22,10 @@ impl OpDef for Scale {
         arity(inputs, 1)?;
         floats(inputs, 0)?;
         Ok(smallvec![inputs[0].clone()])
+    }
+
+    fn numbers(&self) -> Numbers {
+        smallvec![Ranged::new("factor", self.factor, RealRange::Finite)]
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {

@@ -6,11 +6,13 @@
 //! ```
 
 use serde::{Deserialize, Serialize};
+use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, Number, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
-    is_default, same_shape, scalar,
+    Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, TypeError, Types, Values, View,
+    ViewMut, arity, is_default, same_shape, scalar,
 };
+use crate::range::{Ranged, RealRange};
 use crate::types::TensorType;
 
 /// See the [module docs](self). Operands: `p`, `buf` if there is momentum, `g`, `scale`, `lr`,
@@ -33,6 +35,13 @@ impl Sgd {
     }
 }
 
+impl Sgd {
+    /// Range of the momentum.
+    pub const MOMENTUM: RealRange = RealRange::Fraction;
+    /// Range of the weight decay.
+    pub const WEIGHT_DECAY: RealRange = RealRange::NotNegative;
+}
+
 impl OpDef for Sgd {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         let n = self.n_states();
@@ -44,6 +53,13 @@ impl OpDef for Sgd {
             scalar(inputs, operand)?;
         }
         Ok(inputs[..n].iter().map(|&it| it.clone()).collect())
+    }
+
+    fn numbers(&self) -> Numbers {
+        smallvec![
+            Ranged::new("momentum", self.momentum, Sgd::MOMENTUM),
+            Ranged::new("weight_decay", self.weight_decay, Sgd::WEIGHT_DECAY),
+        ]
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {

@@ -123,6 +123,12 @@ impl From<f64> for Number {
     }
 }
 
+impl From<Number> for f64 {
+    fn from(it: Number) -> f64 {
+        it.0
+    }
+}
+
 /// The inner product of two vectors of one length, in a fixed order: eight interleaved sums.
 pub(crate) fn dot<T: Real>(a: &[T], b: &[T]) -> T {
     let mut lanes = [T::zero(); 8];

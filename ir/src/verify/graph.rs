@@ -6,6 +6,8 @@
 //!   contiguous and in order. Values have distinct names.
 //! * The types of results are those that the op infers. A store is of a state or parameter, of its
 //!   type, not before its value is made, and at most one a section.
+//! * Numbers of inits, of the optimizer and of the run are those that a model may have. An alias is the name of
+//!   nothing else.
 //!
 //! From `Sharded` on:
 //! * Every value has a sharding, valid for its shape.
@@ -24,9 +26,11 @@ use smallvec::SmallVec;
 
 use crate::Phase;
 use crate::graph::{Def, Graph, Node, Section, Value};
+use crate::model::{check_run, check_training};
 use crate::ops::Op;
 use crate::types::TensorType;
 use crate::verify::op::{Attributes, Checker, Class, types_error};
+use crate::verify::params::{Declared, faults};
 use crate::verify::{Place, VerifyError};
 
 /// Every broken invariant. See the [module docs](self).
@@ -36,6 +40,7 @@ pub fn verify(graph: &Graph) -> Vec<VerifyError> {
     if cx.errors.is_empty() {
         cx.order();
         cx.stores();
+        cx.declared();
         match graph.phase < Phase::Sharded {
             true => cx.types(),
             false => cx.placement(),
@@ -175,6 +180,40 @@ impl<'a> Cx<'a> {
                 let message = format!("is stored %{}, which is laid out differently", value.name);
                 self.value(store.state, message);
             }
+        }
+    }
+
+    /// What the model declares besides the program: parameters, how they are trained, and the run.
+    fn declared(&mut self) {
+        let graph = self.graph;
+        let declared: Vec<Declared<'_>> = graph
+            .params
+            .iter()
+            .map(|it| Declared {
+                name: &graph.values[it.value].name,
+                init: &it.init,
+                aliases: &it.aliases,
+            })
+            .collect();
+        for (index, message) in faults(&declared) {
+            let place = Place::Param(declared[index].name.to_string());
+            self.errors.push(VerifyError {
+                property: None,
+                place,
+                context: String::new(),
+                message,
+            });
+        }
+        let training = check_training(graph.training.optimizer, graph.training.clip_norm);
+        let checks = [(Place::Program, training), (Place::Run, check_run(&graph.run))];
+        for (place, error) in checks.into_iter().filter_map(|(place, it)| Some((place, it.err()?)))
+        {
+            self.errors.push(VerifyError {
+                property: None,
+                place,
+                context: String::new(),
+                message: error.to_string(),
+            });
         }
     }
 

@@ -111,6 +111,11 @@ impl<'a> Checker<'a> {
 
     fn check(&self, key: &OpKey<'_>) -> Vec<Fault> {
         let mut errors = Vec::new();
+        let out_of_range = key.op.numbers().into_iter().filter_map(|it| it.check().err());
+        errors.extend(out_of_range.map(|it| Fault::of_types(it.to_string())));
+        if !errors.is_empty() {
+            return errors;
+        }
         let all = |of: &[Class]| -> SmallVec<[&ClassData<'_>; 4]> {
             of.iter().map(|&it| &self.classes[it as usize]).collect()
         };

@@ -32,7 +32,7 @@ impl ModuleDef for CrossEntropy {
     }
 
     fn check(&self, fields: &Fields) -> Result<(), ModelError> {
-        fields.fraction("label_smoothing", self.label_smoothing)
+        fields.real("label_smoothing", self.label_smoothing, CeStats::LABEL_SMOOTHING)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

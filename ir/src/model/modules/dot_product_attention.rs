@@ -30,7 +30,7 @@ impl ModuleDef for DotProductAttention {
 
     fn check(&self, fields: &Fields) -> Result<(), ModelError> {
         fields.size("heads", self.heads)?;
-        self.scale.map_or(Ok(()), |it| fields.positive("scale", it))
+        self.scale.map_or(Ok(()), |it| fields.real("scale", it, Attention::SCALE))
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

@@ -24,7 +24,7 @@ impl ModuleDef for Dropout {
     }
 
     fn check(&self, fields: &Fields) -> Result<(), ModelError> {
-        fields.fraction("rate", self.rate)
+        fields.real("rate", self.rate, ops::Dropout::RATE)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

@@ -16,7 +16,7 @@ use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
 use crate::model::range::{Fields, MAX_SIZE};
-use crate::ops::{MergeDims, SplitDim};
+use crate::ops::{self, MergeDims, SplitDim};
 
 module! {
     /// See the [module docs](self).
@@ -71,7 +71,7 @@ impl ModuleDef for MultiheadAttention {
         self.norm.map_or(Ok(()), |it| it.check(fields, "norm"))?;
         self.qk_norm.map_or(Ok(()), |it| it.check(fields, "qk_norm"))?;
         self.rope.as_ref().map_or(Ok(()), |it| it.check(&fields.of("rope")))?;
-        self.scale.map_or(Ok(()), |it| fields.positive("scale", it))?;
+        self.scale.map_or(Ok(()), |it| fields.real("scale", it, ops::Attention::SCALE))?;
         fields.init("init", self.init)?;
         fields.init("output_init", self.output_init)
     }

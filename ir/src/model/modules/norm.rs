@@ -73,8 +73,11 @@ impl Default for Norm {
 impl Norm {
     /// Checks its numbers, as those of `field`.
     pub(super) fn check(self, fields: &Fields, field: &str) -> Result<(), ModelError> {
-        let (Norm::LayerNorm { eps, .. } | Norm::RmsNorm { eps, .. }) = self;
-        fields.positive(&format!("{field}.eps"), eps)
+        let (eps, range) = match self {
+            Norm::LayerNorm { eps, .. } => (eps, ops::LayerNorm::EPS),
+            Norm::RmsNorm { eps, .. } => (eps, ops::RmsNorm::EPS),
+        };
+        fields.real(&format!("{field}.eps"), eps, range)
     }
 
     /// Normalizes `x` with parameters of the module at hand; the result has the module's name.
@@ -105,7 +108,7 @@ impl ModuleDef for LayerNorm {
     }
 
     fn check(&self, fields: &Fields) -> Result<(), ModelError> {
-        fields.positive("eps", self.eps)
+        fields.real("eps", self.eps, ops::LayerNorm::EPS)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {
@@ -121,7 +124,7 @@ impl ModuleDef for RmsNorm {
     }
 
     fn check(&self, fields: &Fields) -> Result<(), ModelError> {
-        fields.positive("eps", self.eps)
+        fields.real("eps", self.eps, ops::RmsNorm::EPS)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

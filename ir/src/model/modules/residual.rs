@@ -8,7 +8,7 @@ use crate::Value;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::ModelError;
 use crate::model::range::Fields;
-use crate::ops::Add;
+use crate::ops::{Add, Dropout};
 
 module! {
     /// See the [module docs](self).
@@ -28,7 +28,7 @@ impl ModuleDef for Residual {
 
     fn check(&self, fields: &Fields) -> Result<(), ModelError> {
         fields.modules("body", &self.body)?;
-        fields.fraction("dropout", self.dropout)
+        fields.real("dropout", self.dropout, Dropout::RATE)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

@@ -72,6 +72,23 @@ fn default_original() -> u64 {
     8192
 }
 
+impl From<Scaling> for Llama3Scaling {
+    fn from(it: Scaling) -> Llama3Scaling {
+        let Scaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position_embeddings,
+        } = it;
+        Llama3Scaling {
+            factor: Number(factor),
+            low_freq_factor: Number(low_freq_factor),
+            high_freq_factor: Number(high_freq_factor),
+            original_max_position_embeddings,
+        }
+    }
+}
+
 impl Rope {
     /// Turns the heads of one tensor.
     pub(super) fn turn(
@@ -81,20 +98,7 @@ impl Rope {
         x: Value,
         head_dim: u64,
     ) -> Result<Value, ModelError> {
-        let scaling = self.scaling.map(|it| {
-            let Scaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position_embeddings,
-            } = it;
-            Llama3Scaling {
-                factor: Number(factor),
-                low_freq_factor: Number(low_freq_factor),
-                high_freq_factor: Number(high_freq_factor),
-                original_max_position_embeddings,
-            }
-        });
+        let scaling = self.scaling.map(Llama3Scaling::from);
         let (theta, interleaved) = (Number(self.theta), self.interleaved);
         cx.op(name, ops::Rope { head_dim, theta, interleaved, scaling, inverse: false }, &[x])
     }
@@ -107,20 +111,11 @@ impl ModuleDef for Rope {
 
     fn check(&self, fields: &Fields) -> Result<(), ModelError> {
         fields.optional_size("head_dim", self.head_dim)?;
-        fields.positive("theta", self.theta)?;
-        let Some(Scaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_max_position_embeddings,
-        }) = self.scaling
-        else {
-            return Ok(());
-        };
-        fields.positive("scaling.factor", factor)?;
-        fields.positive("scaling.low_freq_factor", low_freq_factor)?;
-        fields.positive("scaling.high_freq_factor", high_freq_factor)?;
-        fields.size("scaling.original_max_position_embeddings", original_max_position_embeddings)
+        fields.real("theta", self.theta, ops::Rope::THETA)?;
+        let Some(scaling) = self.scaling.map(Llama3Scaling::from) else { return Ok(()) };
+        fields.numbers("scaling", &scaling.numbers())?;
+        let context = scaling.original_max_position_embeddings;
+        fields.size("scaling.original_max_position_embeddings", context)
     }
 
     fn build(&self, cx: &mut Cx<'_>, mut values: Values) -> Result<Values, ModelError> {

@@ -13,6 +13,7 @@ use super::{Attention, Common, LayerNormMlp, ModuleDef, MultiheadAttention, yes}
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::ModelError;
 use crate::model::range::Fields;
+use crate::ops::Dropout;
 
 module! {
     /// See the [module docs](self).
@@ -42,7 +43,7 @@ impl ModuleDef for TransformerLayer {
         self.attention.check(&fields.of("attention"))?;
         self.mlp.check(&fields.of("mlp"))?;
         self.norm.check(fields, "norm")?;
-        fields.fraction("hidden_dropout", self.hidden_dropout)
+        fields.real("hidden_dropout", self.hidden_dropout, Dropout::RATE)
     }
 
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError> {

@@ -3,7 +3,7 @@
 //! The amax comes before the codes, so a tensor is read again for them; no state is kept.
 
 use super::{Fp8Format, QuantSpec, RecipeDef, RecipeError, Role, Scaling, require};
-use crate::ops::Number;
+use crate::ops::{Number, QuantScale};
 
 recipe! {
     /// See the [module docs](self).
@@ -29,8 +29,9 @@ impl RecipeDef for Float8CurrentScaling {
     }
 }
 
-/// Scales are computed in f32.
 pub(super) fn check_epsilon(field: &str, epsilon: Number) -> Result<(), RecipeError> {
-    let ok = (0.0..=f64::from(f32::MAX)).contains(&epsilon.0);
-    require(ok, field, epsilon.0, "at least 0 and a finite f32")
+    match QuantScale::EPSILON.missed_by(epsilon.0) {
+        None => Ok(()),
+        Some(expected) => require(false, field, epsilon.0, &expected),
+    }
 }

@@ -8,6 +8,7 @@ use crate::Op;
 use crate::model::check_run;
 use crate::plan::{ALIGN, Buffer, Instruction, Plan, PlanSection, Role, StreamKind};
 use crate::verify::op::{Checker, Class};
+use crate::verify::params::{Declared, faults};
 use crate::verify::{Place, Property};
 
 /// Everything later may index freely.
@@ -97,6 +98,15 @@ pub(super) fn buffers<'a>(
             let message = format!("is a parameter in {dtype}, which holds no real numbers");
             cx.buffer(Property::Types, param.buffer, message);
         }
+    }
+    let declared: Vec<Declared<'_>> = plan
+        .params
+        .iter()
+        .map(|it| Declared { name: cx.name(it.buffer), init: &it.init, aliases: &it.aliases })
+        .collect();
+    for (index, message) in faults(&declared) {
+        let place = Place::Param(declared[index].name.to_string());
+        cx.fail(Property::Program, place, String::new(), message);
     }
     for (name, buffer) in &plan.results {
         let data = &plan.buffers[*buffer];
