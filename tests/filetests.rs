@@ -99,7 +99,7 @@ fn example(path: &Path, mesh: &str) -> Result<(), Failed> {
         same(&reprinted(&dump.text)?, &dump.text)
             .map_err(|it| format!("after {}: {}", dump.pass, it.message().unwrap_or("differs")))?;
     }
-    match text::parse_plan(&compiled.plan.to_string())? == compiled.plan {
+    match text::parse_plan(&compiled.plan.to_string())? == *compiled.plan {
         true => Ok(()),
         false => Err("the plan that was parsed is another one".into()),
     }
@@ -258,6 +258,10 @@ fn line_of(text: &str, place: &Place) -> usize {
             let header = format!("{}:", of.name());
             let body = lines().skip_while(|it| it.1 != header);
             body.filter(|it| instruction(it.1)).nth(*index)
+        }
+        Place::Param(name) => {
+            let declared = |line: &str| line.strip_prefix("param %")?.split([' ', ':']).next();
+            lines().find(|it| declared(it.1) == Some(name.as_str()))
         }
         Place::Value(name) | Place::Buffer(name) => lines().find(|it| defines(it.1, name)),
     };

@@ -8,7 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ir::plan::{Buffer, Plan};
+use ir::plan::Buffer;
+use kernels::Proved;
 use runtime::{LoadOptions, SaveOptions, Session, TrainOptions};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};

@@ -16,7 +16,7 @@ fn example(name: &str) -> String {
 fn compile(source: &str, mesh: &str, set: &[(&str, &str)]) -> Plan {
     let model = ir::model::parse_with(source, set).unwrap();
     let graph = ir::model::elaborate(&model, &MeshSpec::parse(mesh).unwrap()).unwrap();
-    codegen::compile(graph, &codegen::Options::default()).unwrap().plan
+    codegen::compile(graph, &codegen::Options::default()).unwrap().plan.into_plan()
 }
 
 /// Calls of one kind over one set of axes.

@@ -19,8 +19,8 @@ use std::path::Path;
 use half::bf16;
 use ir::graph::{Def, Init, Param, Store};
 use ir::ops::{CeLoss, Fill, Matmul, MergeDims, Mul};
-use ir::plan::Plan;
 use ir::{Builder, DType, Graph, Op, Section, TensorType, Value};
+use kernels::Proved;
 use runtime::{Batch, Session, SessionOptions};
 use safetensors::SafeTensors;
 
@@ -50,7 +50,7 @@ Model(
 
 /// The layer's plan. Its input is the table of an embedding, in which each token has a row of its own; its
 /// loss is `sum(y * dy)`, of which `dy` is the gradient.
-fn compile(mesh: &str, recipe: &str) -> Plan {
+fn compile(mesh: &str, recipe: &str) -> Proved {
     let model = ir::model::parse_with(MODEL, &[("recipe", recipe)]).unwrap();
     let mesh = ir::model::MeshSpec::parse(mesh).unwrap();
     let mut graph = ir::model::elaborate(&model, &mesh).unwrap();

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use ir::plan::Plan;
+use kernels::Proved;
 use runtime::weights::Weights;
 use runtime::{Data, Session, SessionOptions};
 use safetensors::SafeTensors;
@@ -66,7 +66,7 @@ fn curve(file: &str, path: &[&str]) -> Vec<f64> {
 }
 
 /// A session with the golden run's initial weights.
-fn start(plan: &Plan) -> (Session, Data) {
+fn start(plan: &Proved) -> (Session, Data) {
     let session = Session::new(plan, &SessionOptions::default()).unwrap();
     let weights = Weights::open(plan, &[golden("init.safetensors")]).unwrap();
     session.load_weights(&weights).unwrap();

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use codegen::Proved;
 use ir::model::{MeshSpec, Model};
-use ir::plan::Plan;
 
 /// A model of `examples/`.
 ///
@@ -28,7 +28,7 @@ pub fn example_with(name: &str, set: &[(&str, &str)]) -> Model {
 ///
 /// # Panics
 /// If the model does not fit the mesh.
-pub fn compile(model: &Model, mesh: &str) -> Plan {
+pub fn compile(model: &Model, mesh: &str) -> Proved {
     let mesh = MeshSpec::parse(mesh).unwrap_or_else(|it| panic!("{it}"));
     let graph = ir::model::elaborate(model, &mesh).unwrap_or_else(|it| panic!("{it}"));
     let compiled = codegen::compile(graph, &codegen::Options::default());

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use codegen::Proved;
 use ir::Phase;
 use ir::graph::{Cut, Move};
 use ir::meaning::Meaning;
@@ -95,7 +96,7 @@ const PLAN_PASSES: [&str; 3] = ["lower", "schedule-overlap", "plan-memory"];
 
 /// A compiled model and what is to be said about it.
 struct Compiled {
-    plan: Plan,
+    plan: Proved,
     summary: Summary,
     memory: MemoryProfile,
     findings: Vec<Finding>,

@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use codegen::Proved;
 use ir::Graph;
 use ir::model::{At, MeshSpec, Model, ModelError, axes_text};
 use ir::plan::Plan;
@@ -67,18 +68,18 @@ pub struct PlanArgs {
 
 impl PlanArgs {
     /// The plan in the file, compiled first if the file is a model or IR.
-    pub fn plan(&self) -> Outcome<Plan> {
+    pub fn plan(&self) -> Outcome<Proved> {
         plan(&self.input, &self.model)
     }
 }
 
 /// The plan in a file, compiled first if the file is a model or IR.
-pub fn plan(path: &Path, model: &ModelArgs) -> Outcome<Plan> {
+pub fn plan(path: &Path, model: &ModelArgs) -> Outcome<Proved> {
     plan_in(&File::read(path)?, model)
 }
 
 /// The same, of a file that has been read.
-pub fn plan_in(file: &File<'_>, model: &ModelArgs) -> Outcome<Plan> {
+pub fn plan_in(file: &File<'_>, model: &ModelArgs) -> Outcome<Proved> {
     match file.input(model)? {
         Input::Plan(plan) => Ok(plan),
         Input::Graph(graph, _) => match codegen::compile(graph, &model.options()) {
@@ -97,11 +98,11 @@ pub struct File<'a> {
 }
 
 /// What a file holds, ready to be compiled or run.
-pub enum Input {
+pub enum Input<P> {
     /// A model on a mesh, or IR.
     Graph(Graph, Duration),
     /// A plan.
-    Plan(Plan),
+    Plan(P),
 }
 
 impl File<'_> {
@@ -112,12 +113,14 @@ impl File<'_> {
     }
 
     /// Reads what it holds; a plan is proved.
-    pub fn input(&self, args: &ModelArgs) -> Outcome<Input> {
-        let input = self.unproved(args)?;
-        if let Input::Plan(plan) = &input {
-            self.check_proof(&codegen::prove(plan))?;
+    pub fn input(&self, args: &ModelArgs) -> Outcome<Input<Proved>> {
+        match self.unproved(args)? {
+            Input::Graph(graph, elaborate) => Ok(Input::Graph(graph, elaborate)),
+            Input::Plan(plan) => match Proved::of(plan) {
+                Ok(plan) => Ok(Input::Plan(plan)),
+                Err(proof) => Err(self.broken(&proof.broken[0], proof.broken.len() - 1)),
+            },
         }
-        Ok(input)
     }
 
     /// An error with the first counterexample, if there is one.
@@ -130,7 +133,7 @@ impl File<'_> {
 
     /// Reads what it holds, and takes a plan as it is. Text that starts as a program is one, whatever the
     /// file is called.
-    pub fn unproved(&self, args: &ModelArgs) -> Outcome<Input> {
+    pub fn unproved(&self, args: &ModelArgs) -> Outcome<Input<Plan>> {
         if !self.is_program() {
             let start = Instant::now();
             let graph = self.model(args)?;
@@ -360,6 +363,7 @@ fn line_of(text: &str, place: &Place) -> Option<Range<usize>> {
         Place::Program | Place::Node { .. } => None,
         Place::Run => line(&|it| it.starts_with("run ")),
         Place::Value(name) => line(&|it| it.contains(&format!("%{name} "))),
+        Place::Param(name) => line(&|it| format!("{it} ").starts_with(&format!("param %{name} "))),
         Place::Buffer(name) => line(&|it| it.starts_with(&format!("buffer %{name} "))),
         Place::Instruction { section, index } => {
             line(&|it| it == format!("{}:", section.name()))?;

@@ -64,7 +64,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         Input::Plan(plan) => plan,
         Input::Graph(graph, _) => {
             let compiled = codegen::compile(graph, &args.model.options());
-            compiled.map_err(|it| file.pass_failure(&it.error))?.plan
+            compiled.map_err(|it| file.pass_failure(&it.error))?.plan.into_plan()
         }
     };
     let proof = codegen::prove(&plan);
@@ -114,7 +114,10 @@ impl Certificate<'_> {
         let n = self.properties.iter().filter(|it| it.holds == Some(true)).count();
         let all = self.properties.len();
         let what = if self.holds { "all" } else { "" };
-        res.push_str(&format!("\n{}\n", format!("{what} {n} of {all} properties hold").trim_start()));
+        res.push_str(&format!(
+            "\n{}\n",
+            format!("{what} {n} of {all} properties hold").trim_start()
+        ));
         for text in wrapped(&format!("not proved: {NOT_PROVED}"), WIDTH) {
             res.push_str(&format!("{text}\n"));
         }

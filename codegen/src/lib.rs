@@ -1,7 +1,6 @@
 //! From a graph to a plan: the pipeline, and the step between the two.
 
 mod lower;
-mod prove;
 #[cfg(test)]
 mod tests;
 mod workspace;
@@ -14,8 +13,8 @@ use ir::verify::Property;
 use ir::{DType, Graph, Phase};
 use passes::{Dump, GRAPH_PASSES, Pass, PassError, PassManager, PlanMemory, ScheduleOverlap};
 
+pub use kernels::{Proved, prove};
 pub use lower::lower;
-pub use prove::prove;
 pub use workspace::add_workspaces;
 
 /// What the user may choose about compiling.
@@ -31,7 +30,7 @@ pub struct Options {
 #[derive(Debug, Clone)]
 pub struct Compiled {
     /// The program.
-    pub plan: Plan,
+    pub plan: Proved,
     /// Time of each pass, with its verification.
     pub times: Vec<(&'static str, Duration)>,
     /// The dumps that [`Options`] asked for.
@@ -57,11 +56,11 @@ pub struct CompileError {
     pub dumps: Vec<Dump>,
 }
 
-/// What [`Compiled::times`] calls [`prove`].
+/// What [`Compiled::times`] calls the proof of the plan.
 pub const PROVE: &str = "prove";
 
 /// Compiles a graph in phase `Logical`: [`GRAPH_PASSES`], [`lower`], the options' [`ScheduleOverlap`],
-/// [`add_workspaces`], [`PlanMemory`], and [`prove`].
+/// [`add_workspaces`], [`PlanMemory`], and [`Proved::of`].
 pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError> {
     let mut manager =
         PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
@@ -122,7 +121,7 @@ fn pipeline(
     mut graph: Graph,
     options: &Options,
     manager: &mut PassManager,
-) -> Result<(Plan, Graph), PassError> {
+) -> Result<(Proved, Graph), PassError> {
     check_size(graph.exceeds())?;
     manager.run(&mut graph, GRAPH_PASSES)?;
     let start = Instant::now();
@@ -133,19 +132,21 @@ fn pipeline(
     add_workspaces(&mut plan);
     manager.run(&mut plan, &[&PlanMemory])?;
     let start = Instant::now();
-    let broken = prove(&plan).broken;
+    let proved = Proved::of(plan);
     manager.times.push((PROVE, start.elapsed()));
-    match broken.first() {
-        None => {}
+    let broken = match proved {
+        Ok(plan) => return Ok((plan, graph)),
+        Err(proof) => proof.broken,
+    };
+    match broken.iter().find(|it| it.property == Some(Property::Program)) {
         // What `run` says of data is the user's, in IR.
-        Some(it) if it.property == Some(Property::Program) => {
+        Some(it) => {
             let (code, message) = ("PL0612", it.to_string());
-            return Err(PassError::Failed { code, message, subject: None });
+            Err(PassError::Failed { code, message, subject: None })
         }
-        Some(_) => {
+        None => {
             let broken = broken.iter().map(|it| it.to_string()).collect();
-            return Err(PassError::Broke { pass: PROVE, broken });
+            Err(PassError::Broke { pass: PROVE, broken })
         }
     }
-    Ok((plan, graph))
 }

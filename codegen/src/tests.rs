@@ -38,7 +38,7 @@ fn compiled(sizes: Mlp, mesh: &[(&str, u32)]) -> Compiled {
 fn compiles_and_verifies() {
     let compiled = compiled(SMALL, &[("dp", 2), ("tp", 4)]);
     assert_eq!(verify::plan::verify(&compiled.plan), []);
-    println!("{}", compiled.plan);
+    println!("{}", *compiled.plan);
 }
 
 /// The plan of a graph in phase `Local`, verified at every step.
@@ -107,7 +107,7 @@ fn check_verdict(plan: &Plan, what: &str) -> bool {
 
 #[test]
 fn every_dropped_event_and_every_swap_is_judged_right() {
-    let plan = compiled(Mlp { layers: 2, ..SMALL }, &[("dp", 2), ("tp", 2)]).plan;
+    let plan = compiled(Mlp { layers: 2, ..SMALL }, &[("dp", 2), ("tp", 2)]).plan.into_plan();
     assert!(check_verdict(&plan, "the plan itself"));
     let section = PlanSection::Step as usize;
     let mut caught = [0, 0];
@@ -130,7 +130,7 @@ fn every_dropped_event_and_every_swap_is_judged_right() {
 
 #[test]
 fn every_shifted_buffer_is_judged_right() {
-    let plan = compiled(Mlp { layers: 2, ..SMALL }, &[("dp", 2), ("tp", 2)]).plan;
+    let plan = compiled(Mlp { layers: 2, ..SMALL }, &[("dp", 2), ("tp", 2)]).plan.into_plan();
     let mut caught = 0;
     for (buffer, data) in plan.buffers.iter().filter(|it| it.1.role == Role::Temp) {
         for shift in [ir::plan::ALIGN, 8 * ir::plan::ALIGN] {
@@ -147,7 +147,7 @@ fn every_shifted_buffer_is_judged_right() {
 /// Every mutant of a good plan must be reported, with a message that contains `expect`.
 #[track_caller]
 fn check_caught(expect: &str, mutate: impl Fn(&mut Plan)) {
-    let mut plan = compiled(SMALL, &[("dp", 2), ("tp", 2)]).plan;
+    let mut plan = compiled(SMALL, &[("dp", 2), ("tp", 2)]).plan.into_plan();
     mutate(&mut plan);
     let errors: Vec<String> = verify::plan::verify(&plan).iter().map(|it| it.to_string()).collect();
     assert!(errors.iter().any(|it| it.contains(expect)), "`{expect}` is not in {errors:#?}");

@@ -6,7 +6,7 @@
 pub mod cuda;
 mod matmul;
 mod quant_matmul;
-pub mod verify;
+mod verify;
 
 use ir::Op;
 use ir::ops::{ActivationKind, LocalCx, View, ViewMut};
@@ -14,6 +14,7 @@ use ir::ops::{ActivationKind, LocalCx, View, ViewMut};
 use matmul::add_f32;
 pub use matmul::matmul_f32;
 use quant_matmul::quant_matmul_f32;
+pub use verify::{Proved, prove};
 
 /// Runs an op on one rank's data, in f32; rounding to the result's dtype is the caller's.
 pub fn run_f32(

@@ -1,18 +1,68 @@
-//! What of a plan is proved here: every op has a kernel that takes its operands, and scratch for it.
+//! [`prove`]: everything that is claimed of a plan; [`Proved`]: a plan of which it holds.
+//!
+//! `ir` proves all but that every op has a kernel that takes its operands, and scratch for it: that is proved here.
 //!
 //! On a CPU every op has one: [`run_f32`](crate::run_f32) or the op's reference, which take whatever the op
 //! type-checks on. For a GPU each op is lowered as it will be when the plan is loaded. An op that no GPU
 //! kernel does is no mistake of the plan, and is counted.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 
+use ir::Phase;
 use ir::plan::{ALIGN, Plan, PlanSection, Stream};
 use ir::verify::{Place, Proof, Property, VerifyError};
 
 use crate::cuda::scratch;
 
+/// A plan of which all properties hold. Only [`Proved::of`] makes one, and nothing can change it, so that what runs is
+/// what was proved.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Proved(Plan);
+
+impl Proved {
+    /// Proves a plan; what does not hold of it, otherwise.
+    pub fn of(plan: Plan) -> Result<Proved, Box<Proof>> {
+        let mut proof = prove(&plan);
+        if plan.phase < Phase::Planned {
+            let message = "its buffers have no place in memory yet".to_string();
+            proof.broken.push(VerifyError {
+                property: Some(Property::Memory),
+                ..broken(Place::Program, message)
+            });
+        }
+        if proof.broken.is_empty() { Ok(Proved(plan)) } else { Err(Box::new(proof)) }
+    }
+
+    /// A plan that nothing was proved of, for tests of the runtime: their plans are no training steps.
+    #[cfg(feature = "unproved")]
+    pub fn unproved(plan: Plan) -> Proved {
+        Proved(plan)
+    }
+
+    /// The plan, which may be changed and must be proved again to run.
+    pub fn into_plan(self) -> Plan {
+        self.0
+    }
+}
+
+impl Deref for Proved {
+    type Target = Plan;
+
+    fn deref(&self) -> &Plan {
+        &self.0
+    }
+}
+
+/// Proves a plan: [`ir::verify::plan::prove`], and that there are kernels for it.
+pub fn prove(plan: &Plan) -> Proof {
+    let mut proof = ir::verify::plan::prove(plan);
+    prove_kernels(plan, &mut proof);
+    proof
+}
+
 /// Adds [`Property::Kernels`] to what is proved of a plan. Its types must hold, or nothing is added.
-pub fn prove(plan: &Plan, proof: &mut Proof) {
+fn prove_kernels(plan: &Plan, proof: &mut Proof) {
     let basic = |it: &VerifyError| {
         matches!(it.property, Some(Property::Program | Property::Types | Property::Reductions))
     };

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use ir::Op;
 use ir::plan::{Buffer, Instruction, Plan, PlanSection};
+use kernels::Proved;
 
 use crate::bind::At;
 use crate::data::Data;
@@ -88,7 +89,7 @@ impl BenchReport {
 }
 
 /// Times steps on generated tokens and random weights.
-pub fn bench(plan: &Plan, options: &BenchOptions) -> Result<BenchReport, RunError> {
+pub fn bench(plan: &Proved, options: &BenchOptions) -> Result<BenchReport, RunError> {
     let data = Data::synthetic(&plan.run, options.seed);
     let same = [("seed", options.seed), ("warmup", options.warmup), ("steps", options.steps)];
     let hosted = options.place.host(plan, &same)?;

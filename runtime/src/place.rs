@@ -5,6 +5,7 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use ir::plan::Plan;
+use kernels::Proved;
 
 use crate::backend::compare::{CompareBackend, Comparison};
 use crate::backend::cuda::driver::{self, Device as Gpu};
@@ -87,7 +88,7 @@ impl Place {
     /// Starts those ranks.
     pub fn start(
         &self,
-        plan: &Plan,
+        plan: &Proved,
         options: &SessionOptions,
         hosted: Hosted,
     ) -> Result<Session, RunError> {

@@ -28,6 +28,7 @@ use ir::ops::Tensor;
 use ir::placement::{Chunk, CopyRuns, DimLayout, ReduceOp, copy_runs, for_each_copy};
 use ir::plan::{Buffer, Plan, PlanSection, Role};
 use ir::random::{philox4x32_10, stream_key};
+use kernels::Proved;
 use smallvec::SmallVec;
 
 use crate::backend::cpu::{CpuBackend, CpuOptions};
@@ -138,16 +139,16 @@ pub type MakeBackend = dyn Fn(&Arc<Plan>, &Arc<BoundPlan>, &HostedRank) -> Resul
 const POSITIONS_LIMIT: Duration = Duration::from_secs(5);
 
 impl Session {
-    /// Starts all ranks of a plan in this process; parameters have their initial values, everything
+    /// Starts all ranks of a plan, which must be proved, in this process; parameters have their initial values, everything
     /// else is zero.
-    pub fn new(plan: &Plan, options: &SessionOptions) -> Result<Session, RunError> {
+    pub fn new(plan: &Proved, options: &SessionOptions) -> Result<Session, RunError> {
         let ranks = check_ranks(plan)?;
         Session::start(plan, options, Hosted::threads(ranks))
     }
 
     /// As [`Session::new`], for the ranks that this process hosts.
     pub fn start(
-        plan: &Plan,
+        plan: &Proved,
         options: &SessionOptions,
         hosted: Hosted,
     ) -> Result<Session, RunError> {
@@ -160,7 +161,7 @@ impl Session {
 
     /// As [`Session::start`], with backends of the caller's.
     pub fn with_backends(
-        plan: &Plan,
+        plan: &Proved,
         options: &SessionOptions,
         hosted: Hosted,
         make: Arc<MakeBackend>,
@@ -168,7 +169,7 @@ impl Session {
         if let Err(error) = bind::check(plan) {
             return Err(hosted.fail(error));
         }
-        let plan = Arc::new(plan.clone());
+        let plan = Arc::new(Plan::clone(plan));
         let (ranks, ended) = (Vec::new(), OnceLock::new());
         let mut session = Session { plan, options: *options, ranks, ended, hosted };
         let ready = session.start_ranks(&make)?;
@@ -868,7 +869,7 @@ mod tests {
         let kind = CollectiveKind::AllGather;
         let call = Instruction::Collective { kind, comm, parts: smallvec![part], stream };
         plan.sections[PlanSection::Step as usize].push(call);
-        Session::new(&plan, &SessionOptions::default()).expect("starts")
+        Session::new(&Proved::unproved(plan), &SessionOptions::default()).expect("starts")
     }
 
     /// A panic on one rank, while the others wait for it: all end, and it is the one that is named.

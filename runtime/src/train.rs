@@ -13,6 +13,7 @@ use checkpoint::save::run_id;
 use ir::checkpoint::CheckpointLayout;
 use ir::plan::{Plan, Role};
 use ir::random::stream_key;
+use kernels::Proved;
 use serde::Serialize;
 
 use crate::checkpoint::load::{LoadOptions, LoadReport, Loaded};
@@ -143,7 +144,7 @@ impl TrainOptions {
 
 /// Trains a plan and tells of every step. The session that it returns has the weights.
 pub fn train(
-    plan: &Plan,
+    plan: &Proved,
     options: &TrainOptions,
     mut on_event: impl FnMut(Event<'_>),
 ) -> Result<Session, RunError> {

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::Checkpoint;
 use checkpoint::pickle::Value;
-use ir::plan::{Plan, Role};
+use ir::plan::Role;
+use kernels::Proved;
 use runtime::{Event, LoadOptions, LoadReport, RunError, SaveOptions, Session, TrainOptions};
 
 /// A Llama of two layers. Few of its sizes are divisible by more than two, and half of its parameters do
@@ -71,7 +72,7 @@ pub const ROUNDED: [(&str, &str); 3] = [
 pub type Set<'a> = &'a [(&'a str, &'a str)];
 
 #[track_caller]
-pub fn compile(source: &str, mesh: &str, set: Set) -> Plan {
+pub fn compile(source: &str, mesh: &str, set: Set) -> Proved {
     let model = ir::model::parse_with(source, set).unwrap();
     let mesh = ir::model::MeshSpec::parse(mesh).unwrap();
     let graph = ir::model::elaborate(&model, &mesh).unwrap();
@@ -109,7 +110,7 @@ pub struct Trained {
     pub loaded: Option<LoadReport>,
 }
 
-pub fn try_train(plan: &Plan, options: &TrainOptions) -> Result<Trained, RunError> {
+pub fn try_train(plan: &Proved, options: &TrainOptions) -> Result<Trained, RunError> {
     let (mut losses, mut warnings, mut saved) = (BTreeMap::new(), Vec::new(), Vec::new());
     let mut loaded = None;
     let session = runtime::train(plan, options, |event| match event {
@@ -125,20 +126,20 @@ pub fn try_train(plan: &Plan, options: &TrainOptions) -> Result<Trained, RunErro
 }
 
 #[track_caller]
-pub fn train(plan: &Plan, options: &TrainOptions) -> Trained {
+pub fn train(plan: &Proved, options: &TrainOptions) -> Trained {
     try_train(plan, options).unwrap_or_else(|it| panic!("{it}"))
 }
 
 /// Trains up to a step, from the beginning or from a checkpoint.
 #[track_caller]
-pub fn train_to(plan: &Plan, steps: u64, load: Option<&Path>) -> Trained {
+pub fn train_to(plan: &Proved, steps: u64, load: Option<&Path>) -> Trained {
     let load = load.and_then(loading);
     train(plan, &TrainOptions { steps: Some(steps), load, ..TrainOptions::default() })
 }
 
 /// The error of loading, without its code.
 #[track_caller]
-pub fn refused(plan: &Plan, load: LoadOptions) -> RunError {
+pub fn refused(plan: &Proved, load: LoadOptions) -> RunError {
     let options = TrainOptions { load: Some(load), ..TrainOptions::default() };
     match try_train(plan, &options) {
         Ok(_) => panic!("it loads"),

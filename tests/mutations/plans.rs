@@ -47,7 +47,7 @@ pub fn compiled(source: &str, mesh: &str, set: &[(&str, &str)]) -> Result<Plan, 
     let mesh = MeshSpec::parse(mesh).map_err(|_| None)?;
     let graph = ir::model::elaborate(&model, &mesh).map_err(|_| None)?;
     let compiled = codegen::compile(graph, &codegen::Options::default());
-    compiled.map(|it| it.plan).map_err(|it| Some(it.to_string()))
+    compiled.map(|it| it.plan.into_plan()).map_err(|it| Some(it.to_string()))
 }
 
 /// FSDP x TP; replicated KV heads; HSDP with micro-batches; checkpointing, with a coordinate whose shards

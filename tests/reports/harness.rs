@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ir::Graph;
 use ir::model::{MeshSpec, ModelError};
-use ir::plan::Plan;
+use kernels::Proved;
 use runtime::{Batch, Data, Session, SessionOptions};
 
 /// `--set` options.
@@ -21,7 +21,7 @@ pub const LOSS: f64 = 3e-6;
 pub struct Outcome {
     /// Mesh and options, for messages.
     pub what: String,
-    pub plan: Plan,
+    pub plan: Proved,
     pub losses: Vec<f64>,
     pub norms: Vec<f64>,
     /// All tensors that outlive a step: parameters, and states as `NAME.exp_avg`.
@@ -34,7 +34,7 @@ pub fn logical(source: &str, mesh: &str, set: Set) -> Result<Graph, ModelError> 
 }
 
 #[track_caller]
-pub fn compile(source: &str, mesh: &str, set: Set) -> Plan {
+pub fn compile(source: &str, mesh: &str, set: Set) -> Proved {
     let graph = logical(source, mesh, set);
     let graph = graph.unwrap_or_else(|it| panic!("mesh {mesh}, {set:?}: {it} at {}", it.at));
     finish(graph)
@@ -42,7 +42,7 @@ pub fn compile(source: &str, mesh: &str, set: Set) -> Plan {
 
 /// Compiles a graph that a test has changed.
 #[track_caller]
-pub fn finish(graph: Graph) -> Plan {
+pub fn finish(graph: Graph) -> Proved {
     let compiled = codegen::compile(graph, &codegen::Options::default());
     compiled.unwrap_or_else(|it| panic!("{it}")).plan
 }
@@ -69,7 +69,7 @@ pub fn error(source: &str, mesh: &str, set: Set) -> String {
 
 /// A session with initial weights, ready to step.
 #[track_caller]
-pub fn start(plan: &Plan) -> Session {
+pub fn start(plan: &Proved) -> Session {
     let session = Session::new(plan, &SessionOptions::default()).unwrap();
     session.prepare().unwrap();
     session
@@ -86,7 +86,7 @@ pub fn train(source: &str, mesh: &str, set: Set, steps: u64) -> Outcome {
 
 /// Trains a step on each of these batches.
 #[track_caller]
-pub fn train_on(what: &str, plan: Plan, batches: &[Batch]) -> Outcome {
+pub fn train_on(what: &str, plan: Proved, batches: &[Batch]) -> Outcome {
     let session = start(&plan);
     run(what, &session, batches)
 }

@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use bench::{compile, example_with};
 use checkpoint::save::{Position, file_items, metadata};
+use codegen::Proved;
 use ir::checkpoint::CheckpointLayout;
-use ir::plan::Plan;
 use runtime::{Event, LoadOptions, SaveOptions, Session, SessionOptions, TrainOptions};
 
 /// 89.48 M parameters with two moments: 1 GiB. Few tokens, so that the step before the save is short.
@@ -56,7 +56,7 @@ fn main() {
     }
 }
 
-fn gibibyte() -> Plan {
+fn gibibyte() -> Proved {
     let model = ir::model::parse(MODEL).unwrap_or_else(|it| panic!("{it}"));
     compile(&model, MESH)
 }

@@ -12,6 +12,7 @@ use ir::plan::{
 };
 use ir::run::Run;
 use ir::{DType, Op, Phase, TensorType};
+use kernels::Proved;
 use runtime::{Session, SessionOptions};
 
 pub struct PlanBuilder {
@@ -46,7 +47,7 @@ pub fn session(plan: &Plan) -> Session {
 
 pub fn session_with_order(plan: &Plan, order_seed: u64) -> Session {
     let options = SessionOptions { order_seed, check: true, ..SessionOptions::default() };
-    Session::new(plan, &options).unwrap_or_else(|it| panic!("{it}"))
+    Session::new(&Proved::unproved(plan.clone()), &options).unwrap_or_else(|it| panic!("{it}"))
 }
 
 pub fn bits(values: &[f32]) -> Vec<u32> {

@@ -4,12 +4,13 @@ use ir::ops::{Cast, CollectiveKind, Fill, Matmul};
 use ir::placement::{AxisSet, ReduceOp};
 use ir::plan::{Instruction, Plan, Role};
 use ir::{DType, Phase, TensorType};
+use kernels::Proved;
 use runtime::{Batch, RunError, Session, SessionOptions};
 
 use crate::build::{PlanBuilder, mesh, session};
 
 fn refused(plan: &Plan) -> RunError {
-    match Session::new(plan, &SessionOptions::default()) {
+    match Session::new(&Proved::unproved(plan.clone()), &SessionOptions::default()) {
         Ok(_) => panic!("the plan was accepted"),
         Err(error) => error,
     }

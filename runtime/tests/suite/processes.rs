@@ -11,6 +11,7 @@ use std::time::Duration;
 use ir::ops::CollectiveKind;
 use ir::plan::{Buffer, Comm, Event, Plan, PlanSection, Role, Stream};
 use ir::{DType, TensorType, ops::Fill};
+use kernels::Proved;
 use runtime::bind::{At, CollectiveCall, ComputeCall, CopyCall};
 use runtime::comm::control::Control;
 use runtime::exec::{Backend, MemoryUse, Span};
@@ -121,7 +122,12 @@ type EventHook = Arc<dyn Fn(u64) -> Result<(), RunError> + Send + Sync>;
 /// Meets as one rank and starts its session.
 fn start(plan: &Plan, process: &Process, make: Arc<MakeBackend>) -> Result<Session, RunError> {
     let hosted = Hosted::process(process, vec![plan_fact(plan)], Duration::from_secs(60))?;
-    Session::with_backends(plan, &SessionOptions::default(), hosted, make)
+    Session::with_backends(
+        &Proved::unproved(plan.clone()),
+        &SessionOptions::default(),
+        hosted,
+        make,
+    )
 }
 
 fn fakes(event: EventHook) -> Arc<MakeBackend> {

@@ -5,6 +5,7 @@ use ir::graph::Init;
 use ir::ops::{Add, Cast, CollectiveKind, Matmul, Scale};
 use ir::placement::ReduceOp;
 use ir::plan::{Plan, PlanSection, Role};
+use kernels::Proved;
 use runtime::{Batch, Session, SessionOptions};
 
 use crate::build::{PlanBuilder, bits, mesh, session};
@@ -19,7 +20,7 @@ fn initial_weights_do_not_depend_on_the_mesh() {
         let mut builder = PlanBuilder::new(mesh(text));
         builder.param("w", &[13, 10], sharding, init);
         let options = SessionOptions { seed: 42, ..SessionOptions::default() };
-        let session = Session::new(&builder.plan, &options).expect("starts");
+        let session = Session::new(&Proved::unproved(builder.plan), &options).expect("starts");
         bits(&session.read("w").expect("read").data)
     };
     for init in [normal, Init::Uniform { low: -1.0, high: 1.0 }, Init::Ones, Init::Zeros] {

@@ -2,16 +2,17 @@
 
 use std::path::PathBuf;
 
+use ir::DType;
 use ir::ops::Add;
 use ir::plan::{PlanSection, Role};
 use ir::run::{Decay, Schedule};
-use ir::{DType, plan::Plan};
+use kernels::Proved;
 use runtime::{Event, TrainOptions, train};
 
 use crate::build::{PlanBuilder, file, mesh};
 
 /// Reports the learning rate as its loss.
-fn plan() -> Plan {
+fn plan() -> Proved {
     let mut builder = PlanBuilder::new(mesh("2x2"));
     builder.plan.run.schedule =
         Schedule { lr: 0.1, warmup: 2, decay: Decay::Linear { until: 4, min: 0.0 } };
@@ -25,7 +26,7 @@ fn plan() -> Plan {
     builder.section = PlanSection::Update;
     builder.compute(Add {}, &[lr], &[loss]);
     builder.plan.results = vec![("loss".to_string(), loss)];
-    builder.plan
+    Proved::unproved(builder.plan)
 }
 
 #[test]
@@ -73,7 +74,7 @@ fn options_replace_what_the_plan_says() {
 fn an_input_that_nothing_fills_is_refused() {
     let mut builder = PlanBuilder::new(mesh("1"));
     builder.buffer("pixels", Role::Input, DType::F32, &[4], "[_]");
-    let result = train(&builder.plan, &TrainOptions::default(), |_| ());
+    let result = train(&Proved::unproved(builder.plan), &TrainOptions::default(), |_| ());
     assert_eq!(result.map(|_| ()).expect_err("refused").code(), "PL0516");
 }
 

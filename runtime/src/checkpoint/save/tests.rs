@@ -8,6 +8,7 @@ use ir::placement::{Chunk, Mesh, Sharding};
 use ir::plan::{BufferData, Plan, Role, StreamKind};
 use ir::run::Run;
 use ir::{DType, Phase, TensorType};
+use kernels::Proved;
 
 use super::*;
 use crate::session::SessionOptions;
@@ -43,7 +44,8 @@ fn session() -> Session {
             offset: Some(offset),
         });
     }
-    let session = Session::new(&plan, &SessionOptions::default()).expect("starts");
+    let session =
+        Session::new(&Proved::unproved(plan), &SessionOptions::default()).expect("starts");
     let numbers: Vec<f32> = (0..10u8).map(f32::from).collect();
     session.write("shared", &numbers).expect("written");
     session.write("whole", &[7.0, 8.0, 9.0]).expect("written");
