@@ -71,13 +71,13 @@ impl Figures {
     fn of(plan: &Plan, report: &BenchReport) -> Figures {
         let summary = Summary::of(plan);
         let median = report.median();
-        let rate = |flops: u64| flops as f64 / median / 1e12;
+        let rate = |flops: f64| flops / median / 1e12;
         let most = |of: fn(&MemoryUse) -> u64| report.memory.iter().map(of).max().unwrap_or(0);
         Figures {
             median,
             tokens_per_s: report.tokens as f64 / median,
-            model_tflops: rate(summary.model_flops),
-            executed_tflops: rate(summary.flops),
+            model_tflops: rate(summary.model_flops_of_rank(plan.mesh.n_ranks())),
+            executed_tflops: rate(summary.flops as f64),
             memory: MemoryUse {
                 arenas: most(|it| it.arenas),
                 workspace: most(|it| it.workspace),

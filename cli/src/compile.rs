@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use codegen::Proved;
 use ir::Phase;
+use ir::cost::{StepCost, Utilization};
 use ir::graph::{Cut, Move};
 use ir::meaning::Meaning;
 use ir::plan::{MemoryProfile, Plan, memory_profile};
@@ -18,7 +19,7 @@ use crate::limit::{self, Limit};
 use crate::lint::{self, Finding, Lint};
 use crate::moves;
 use crate::report::{self, Failure, Format, Outcome, Ui, print, print_json};
-use crate::table::{Align, Table, bytes, elided, plural, seconds, short, wrapped};
+use crate::table::{Align, Table, bytes, elided, percent, plural, seconds, short, wrapped};
 use crate::target::{self, Needs, Prediction};
 use crate::words::{describe, mesh_text};
 
@@ -235,6 +236,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
 fn in_users_words(plan: &Plan) -> Summary {
     let mut res = Summary::of(plan);
     res.amax_groups.iter_mut().for_each(|it| it.axes = plan.mesh.in_user_axes(&it.axes, ", "));
+    res.repeated.iter_mut().for_each(|it| it.axes = plan.mesh.in_user_axes(&it.axes, ", "));
     for it in std::mem::take(&mut res.collectives) {
         let axes = plan.mesh.in_user_axes(&it.axes, ", ");
         // Reductions of different operators are of one kind here.
@@ -363,7 +365,11 @@ impl Compiled {
         labelled(
             &mut res,
             "computes",
-            &format!("{}FLOP a step and rank", short_unit(summary.flops)),
+            &format!(
+                "{}FLOP a step and rank (MFU counts {}FLOP)",
+                short_unit(summary.flops),
+                short_unit(summary.model_flops_of_rank(plan.mesh.n_ranks()) as u64)
+            ),
         );
         labelled(
             &mut res,
@@ -395,10 +401,10 @@ impl Compiled {
                 &mut res,
                 "predicted",
                 &format!(
-                    "{} a step on {}: {:.1} % MFU, {} exposed communication of {}, {} tokens/s a rank",
+                    "{} a step on {}: {}, {} exposed communication of {}, {} tokens/s a rank",
                     seconds(it.cost.seconds),
                     it.target,
-                    100.0 * it.cost.mfu,
+                    utilization(&it.cost),
                     seconds(it.cost.exposed_seconds),
                     seconds(it.cost.communication_seconds),
                     short(it.tokens_per_second as u64)
@@ -533,6 +539,16 @@ fn labelled(res: &mut String, label: &str, text: &str) {
     for (i, part) in wrapped(text, 64).iter().enumerate() {
         let label = if i == 0 { label } else { "" };
         res.push_str(&format!("{label:<13}{part}\n"));
+    }
+}
+
+/// `65.1 % MFU, 61.0 % HFU`, of both peaks if the plan multiplies in FP8.
+fn utilization(cost: &StepCost) -> String {
+    let text = |it: &Utilization| format!("{} MFU, {} HFU", percent(it.mfu), percent(it.hfu));
+    let of_bf16 = text(&cost.of_bf16_peak);
+    match &cost.of_fp8_peak {
+        None => of_bf16,
+        Some(of_fp8) => format!("{of_bf16} of the bf16 peak ({} of the FP8 peak)", text(of_fp8)),
     }
 }
 

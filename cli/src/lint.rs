@@ -5,6 +5,7 @@ use ir::graph::{Move, WeightMeshLint, WeightMeshProblem};
 use ir::model::Model;
 use ir::placement::{AxisSet, Mesh};
 use ir::plan::Plan;
+use ir::summary::{Repeated, Summary};
 use serde::Serialize;
 
 use crate::variants::tp_across_nodes;
@@ -26,7 +27,14 @@ pub enum Lint {
     TpAcrossNodes,
     /// A GEMM that a recipe quantizes and that stays as it is, such as one whose blocks tensor parallelism parts.
     Unquantized,
+    /// Products and attention that several ranks compute alike, if they are a tenth of a rank's FLOPs or more.
+    Repeated,
 }
+
+/// Share of a rank's FLOPs from which [`Lint::Repeated`] reports. Predicted steps are within a tenth of measured
+/// ones (`docs/cost.md`), so less is not seen in a prediction either. K and V of fewer heads than tensor parallelism
+/// has ranks are a few percent.
+const REPEATED_SHARE: f64 = 0.1;
 
 /// A lint and the tensors that it is about.
 #[derive(Debug, Clone, Serialize)]
@@ -49,6 +57,7 @@ impl Lint {
             Lint::Moved => "moved",
             Lint::TpAcrossNodes => "tp-across-nodes",
             Lint::Unquantized => "unquantized",
+            Lint::Repeated => "repeated",
         }
     }
 
@@ -61,7 +70,9 @@ impl Lint {
                 let last: Vec<u32> = mesh.axes.iter().map(|it| it.size - 1).collect();
                 data.sharding.extents(&data.ty.shape, mesh, &last).contains(&0)
             }
-            Lint::Amax | Lint::Moved | Lint::TpAcrossNodes | Lint::Unquantized => false,
+            Lint::Amax | Lint::Moved | Lint::TpAcrossNodes | Lint::Unquantized | Lint::Repeated => {
+                false
+            }
         }
     }
 }
@@ -86,8 +97,26 @@ pub fn findings(compiled: &codegen::Compiled) -> Vec<Finding> {
         },
     ];
     res.extend(weight_mesh_lints.iter().map(|it| amax(it, &plan.mesh)));
+    res.extend(repeated(&Summary::of(plan), &plan.mesh));
     res.retain(|it| !it.tensors.is_empty());
     res
+}
+
+/// What several ranks compute alike, for each set of axes along which they do.
+pub fn repeated(summary: &Summary, mesh: &Mesh) -> Vec<Finding> {
+    let share = |it: &Repeated| it.flops as f64 / summary.flops as f64;
+    let large = summary.repeated.iter().filter(|it| share(it) >= REPEATED_SHARE);
+    let finding = |it: &Repeated| Finding {
+        lint: Lint::Repeated,
+        tensors: it.tensors.clone(),
+        what: format!(
+            "are computed by {} ranks alike, those along {}: {:.0} % of the FLOPs of a step",
+            it.ranks,
+            mesh.in_user_axes(&it.axes, ", "),
+            100.0 * share(it)
+        ),
+    };
+    large.map(finding).collect()
 }
 
 /// What there is to say about a model's mesh on a machine.

@@ -17,13 +17,14 @@ mod picture;
 mod timeline;
 mod units;
 
-use ir::cost::{StepCost, Target, Timeline};
+use ir::cost::{StepCost, Target, Timeline, Utilization};
 use ir::plan::{MemoryProfile, Plan, memory_profile};
 use ir::summary::Summary;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use crate::grid::Cuts;
-use crate::table::{bytes, grouped, seconds, short};
+use crate::lint;
+use crate::table::{bytes, grouped, percent, seconds, short};
 use crate::target::Needs;
 use crate::words::mesh_text;
 use phases::Phases;
@@ -120,6 +121,7 @@ fn header(cx: &Cx) -> Markup {
     let rate = if cost.seconds > 0.0 { tokens as f64 / cost.seconds } else { 0.0 };
     let share = |part: f64| if cost.seconds > 0.0 { 100.0 * part / cost.seconds } else { 0.0 };
     let compute = cost.seconds - cost.exposed_seconds;
+    let Utilization { mfu, hfu } = cost.of_bf16_peak;
     html! {
         header {
             h1 { (plan.name) }
@@ -135,14 +137,26 @@ fn header(cx: &Cx) -> Markup {
                     &format!("of {} on {}", bytes(target.memory.0 as u64), target.name)))
                 (tile("Step", &seconds(cost.seconds), "step-seconds", &cost.seconds.to_string(),
                     &format!("{} tokens/s", short(rate as u64))))
-                (tile("Model FLOPs used", &format!("{:.1} %", 100.0 * cost.mfu), "mfu", &cost.mfu.to_string(),
-                    &format!("{}FLOP of the model a rank", short_unit(summary.model_flops))))
+                div {
+                    dt { "Model FLOPs utilization" }
+                    dd.figure data-figure="mfu" data-value=(mfu) { (percent(mfu)) }
+                    dd {
+                        "of the bf16 peak; HFU " span data-figure="hfu" data-value=(hfu) { (percent(hfu)) }
+                        @if let Some(it) = &cost.of_fp8_peak {
+                            "; of the FP8 peak " span data-figure="mfu-fp8" data-value=(it.mfu) { (percent(it.mfu)) }
+                            ", HFU " span data-figure="hfu-fp8" data-value=(it.hfu) { (percent(it.hfu)) }
+                        }
+                    }
+                }
                 (tile("Waiting", &format!("{:.1} %", share(cost.exposed_seconds)),
                     "exposed-seconds", &cost.exposed_seconds.to_string(),
                     &format!("{} for communication", seconds(cost.exposed_seconds))))
                 (tile("Sent by a rank", &bytes(summary.wire_bytes()), "wire-bytes",
                     &summary.wire_bytes().to_string(),
                     &format!("{} calls", grouped(summary.collectives.iter().map(|it| it.count).sum()))))
+            }
+            @for it in lint::repeated(summary, &plan.mesh) {
+                p.note data-lint=(it.lint.name()) { (it.message()) "." }
             }
             div.split role="img" aria-label=(format!("Of a step, {:.1} % computes and {:.1} % waits for communication",
                 share(compute), share(cost.exposed_seconds))) {
@@ -151,11 +165,6 @@ fn header(cx: &Cx) -> Markup {
             }
         }
     }
-}
-
-fn short_unit(n: u64) -> String {
-    let text = short(n);
-    if text.contains(' ') { text } else { format!("{text} ") }
 }
 
 /// A figure that matters, with its exact value.

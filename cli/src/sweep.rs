@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use ir::cost::Utilization;
 use ir::model::{MeshSpec, Model, axes_text};
 use ir::plan::Plan;
 use serde::Serialize;
 
 use crate::input::{File, ModelArgs};
 use crate::report::{Failure, Format, Outcome, Ui, print_view};
-use crate::table::{Align, Table, bytes, plural, seconds, short, wrapped};
+use crate::table::{Align, Table, bytes, percent, plural, seconds, short, wrapped};
 use crate::target::{self, Needs, Prediction};
 use crate::variants::{self, Variant};
 
@@ -192,22 +193,43 @@ fn text(sweep: &Sweep, ui: &Ui) -> String {
         bytes(sweep.limit_bytes)
     );
     let right = Align::Right;
-    let mut table =
-        Table::new(0, &[Align::Left, right, right, right, right, right, right, Align::Left]);
-    let heads = ["mesh", "step", "exposed", "MFU", "tokens/s a GPU", "batch", "peak", ""];
-    table.row(heads.map(str::to_string));
+    let fp8 = sweep.meshes.iter().any(|it| it.prediction.cost.of_fp8_peak.is_some());
+    let columns = [
+        ("mesh", Align::Left, true),
+        ("step", right, true),
+        ("exposed", right, true),
+        ("MFU", right, true),
+        ("HFU", right, true),
+        ("MFU FP8", right, fp8),
+        ("HFU FP8", right, fp8),
+        ("tokens/s a GPU", right, true),
+        ("batch", right, true),
+        ("peak", right, true),
+        ("", Align::Left, true),
+    ];
+    let shown = || columns.iter().filter(|it| it.2);
+    let aligns: Vec<Align> = shown().map(|it| it.1).collect();
+    let mut table = Table::new(0, &aligns);
+    table.row(shown().map(|it| it.0.to_string()));
     for it in &sweep.meshes {
         let cost = &it.prediction.cost;
-        table.row([
+        let of_fp8 = |of: fn(&Utilization) -> f64| {
+            cost.of_fp8_peak.as_ref().map_or(String::new(), |it| percent(of(it)))
+        };
+        let cells = [
             it.mesh.clone(),
             seconds(cost.seconds),
             seconds(cost.exposed_seconds),
-            format!("{:.1} %", 100.0 * cost.mfu),
+            percent(cost.of_bf16_peak.mfu),
+            percent(cost.of_bf16_peak.hfu),
+            of_fp8(|it| it.mfu),
+            of_fp8(|it| it.hfu),
             short(it.prediction.tokens_per_second as u64),
             it.global_batch.to_string(),
             bytes(it.needs.bytes()),
             if it.fits { "" } else { "too large" }.to_string(),
-        ]);
+        ];
+        table.row(cells.into_iter().zip(&columns).filter(|it| it.1.2).map(|it| it.0));
     }
     res.push_str(&table.text());
     let said = sweep.meshes.iter().map(|it| &it.mesh);
@@ -218,6 +240,9 @@ fn text(sweep: &Sweep, ui: &Ui) -> String {
     let axes: Vec<String> =
         sweep.axes.iter().filter(|it| used(*it.0)).map(|it| it.1.join(" x ")).collect();
     res.push_str(&format!("\nSizes are those of {}.\n", axes.join(", of ")));
+    if fp8 {
+        res.push_str("MFU and HFU are of the bf16 peak, MFU FP8 and HFU FP8 of the FP8 peak.\n");
+    }
     if !sweep.refused.is_empty() && !ui.quiet {
         res.push_str("\nNo plan for\n");
         res.push_str(&refusals(sweep, 76));

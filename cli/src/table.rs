@@ -14,6 +14,11 @@ pub fn short(n: u64) -> String {
     scaled(n, 1000.0, &["", "k", "M", "G", "T", "P", "E"]).trim_end().to_string()
 }
 
+/// `61.4 %`, of a share of 1.
+pub fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
 /// `1.24 ms`, three digits; `0 s`.
 pub fn seconds(it: f64) -> String {
     let (value, unit) = match it {
@@ -104,9 +109,10 @@ impl Table {
     }
 
     /// Adds a row.
-    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        let cells: Vec<String> = cells.into_iter().collect();
         debug_assert_eq!(cells.len(), self.aligns.len());
-        self.rows.push(cells.to_vec());
+        self.rows.push(cells);
     }
 
     /// All rows, each with a line break.

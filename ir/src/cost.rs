@@ -22,6 +22,7 @@ use cranelift_entity::EntityRef;
 use serde::Serialize;
 
 use crate::plan::{Instruction, Plan, PlanSection, Stream, StreamKind};
+use crate::summary::Summary;
 use compute::Ops;
 use link::Links;
 
@@ -78,8 +79,20 @@ pub struct StepCost {
     pub exposed_seconds: f64,
     /// Seconds of communication, hidden or not.
     pub communication_seconds: f64,
-    /// Model FLOPs over what the target could do in that time, in bf16 without sparsity.
+    /// Of the target's bf16 peak.
+    #[serde(flatten)]
+    pub of_bf16_peak: Utilization,
+    /// Of its FP8 peak, for a plan that multiplies in FP8.
+    pub of_fp8_peak: Option<Utilization>,
+}
+
+/// FLOPs of a step over what the target could do in that time, without sparsity.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Utilization {
+    /// Model FLOPs utilization: what training needs ([`Summary::model_flops`]), shared among the ranks.
     pub mfu: f64,
+    /// Hardware FLOPs utilization: what a rank executes ([`Summary::flops`]).
+    pub hfu: f64,
 }
 
 impl Timeline {
@@ -137,12 +150,22 @@ impl Timeline {
             let its = self.section(section).iter().filter(is_collective);
             its.map(|it| it.end - it.start).fold(0.0, |sum, it| sum + it)
         };
-        let flops = crate::summary::Summary::of(plan).model_flops as f64;
+        let summary = Summary::of(plan);
+        let of_peak = |peak: &Figure| {
+            let possible = seconds * peak.0;
+            let share = |flops: f64| if possible > 0.0 { flops / possible } else { 0.0 };
+            Utilization {
+                mfu: share(summary.model_flops_of_rank(plan.mesh.n_ranks())),
+                hfu: share(summary.flops as f64),
+            }
+        };
+        let fp8_peak = target.fp8_peak.as_ref().filter(|_| plan.multiplies_in_fp8());
         StepCost {
             seconds,
             exposed_seconds: self.exposed_seconds(),
             communication_seconds: self.of_step(communication),
-            mfu: if seconds > 0.0 { flops / (seconds * target.peak.0) } else { 0.0 },
+            of_bf16_peak: of_peak(&target.peak),
+            of_fp8_peak: fp8_peak.map(of_peak),
         }
     }
 

@@ -181,6 +181,14 @@ macro_rules! define_ops {
             pub fn flops(&self, inputs: &[&[u64]], results: &[&[u64]]) -> u64 {
                 match self { $(Op::$ty(it) => it.flops(inputs, results),)* }
             }
+            /// [`OpDef::model_flops`].
+            pub fn model_flops(&self, inputs: &[&[u64]], results: &[&[u64]]) -> u64 {
+                match self { $(Op::$ty(it) => it.model_flops(inputs, results),)* }
+            }
+            /// [`OpDef::first_gradients`].
+            pub fn first_gradients(&self) -> &'static [usize] {
+                match self { $(Op::$ty(it) => it.first_gradients(),)* }
+            }
         }
 
         impl OpKind {
@@ -306,6 +314,17 @@ pub trait OpDef: Sized + Into<Op> {
     /// counts two. Zero for what is bound by memory.
     fn flops(&self, _inputs: &[&[u64]], _results: &[&[u64]]) -> u64 {
         0
+    }
+
+    /// The same as model FLOPs utilization (MFU) counts them: causal attention is not halved, and a backward pass
+    /// counts the products of its gradients, without those that it computes again.
+    fn model_flops(&self, inputs: &[&[u64]], results: &[&[u64]]) -> u64 {
+        self.flops(inputs, results)
+    }
+
+    /// Results that are gradients of the loss although no operand is one: the backward pass starts with them.
+    fn first_gradients(&self) -> &'static [usize] {
+        &[]
     }
 
     /// A few well-typed operand lists, for the tests that every op gets.

@@ -42,7 +42,7 @@ pub use mesh::{Axis, AxisSet, Coord, Mesh, MeshAxis};
 pub use reshard::{
     CommCost, Step, StepKind, classify, reshard, reshard_cost, step_bytes, step_cost,
 };
-pub use sharding::{Chunk, LocalBox, ReduceOp, Sharding, fsdp};
+pub use sharding::{Chunk, LocalBox, ReduceOp, Sharding, axes_alike, fsdp};
 pub use torch::Placement;
 
 /// Why a mesh, a layout or a move between layouts is refused.

@@ -326,6 +326,13 @@ impl Plan {
         })
     }
 
+    /// Whether it has GEMMs on FP8 codes.
+    pub fn multiplies_in_fp8(&self) -> bool {
+        let is_fp8 =
+            |it: &Instruction| matches!(it, Instruction::Compute { op: Op::QuantMatmul(_), .. });
+        self.sections.iter().flatten().any(is_fp8)
+    }
+
     /// Instructions of a section.
     pub fn section(&self, section: PlanSection) -> &[Instruction] {
         &self.sections[section as usize]

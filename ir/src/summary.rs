@@ -1,17 +1,19 @@
 //! `Summary`: what a plan costs, counted from the plan alone.
 
+mod work;
+
 use std::collections::{BTreeMap, BTreeSet};
 
-use serde::Serialize;
-use smallvec::SmallVec;
+use serde::{Serialize, Serializer};
 
-use crate::Shape;
 use crate::amax::{ScalingKind, scaled_gemms};
 use crate::graph::Name;
-use crate::ops::{Attention, CollectiveKind, Op};
+use crate::ops::CollectiveKind;
 use crate::placement::AxisSet;
-use crate::plan::{Buffer, Instruction, Part, Plan, PlanSection};
+use crate::plan::{Instruction, Part, Plan, PlanSection};
 use crate::quant::Role;
+
+pub use work::Repeated;
 
 /// See the [module docs](self). Bytes and operations are those of one rank and one step, all
 /// micro-batches included.
@@ -19,12 +21,16 @@ use crate::quant::Role;
 pub struct Summary {
     /// Elements of all parameters, each once.
     pub parameters: u64,
-    /// Floating point operations of GEMMs and attention; a multiply-add counts two.
+    /// Floating point operations of GEMMs and attention that a rank executes; a multiply-add counts two.
     pub flops: u64,
-    /// The same as model FLOPs utilization (MFU) counts them: three times the forward pass, nothing
-    /// computed again, causal attention not halved. For one sequence of `s` tokens, `6 N s + 12 l h s^2`
+    /// Operations that training needs, of one step over *all* ranks, as model FLOPs utilization (MFU) counts them:
+    /// fprop, dgrad and wgrad of each token once, nothing computed again, nothing that several ranks do alike twice,
+    /// causal attention not halved. With every weight trained and one sequence of `s` tokens `6 N s + 12 l h s^2`
     /// with `N` weights in matrix products (PaLM, appendix B; torchtitan).
-    pub model_flops: u64,
+    #[serde(serialize_with = "json_number")]
+    pub model_flops: u128,
+    /// Which of [`Summary::flops`] several ranks do alike, most first.
+    pub repeated: Vec<Repeated>,
     /// Bytes that survive a step: weights, optimizer states, inputs.
     pub persistent_bytes: u64,
     /// Bytes of temporaries at their peak.
@@ -64,25 +70,15 @@ pub struct AmaxTotal {
 impl Summary {
     /// Counts.
     pub fn of(plan: &Plan) -> Summary {
-        let (mut flops, mut model_flops) = (0_u64, 0_u64);
+        let mut flops = 0_u64;
         let mut totals: BTreeMap<(AxisSet, CollectiveKind), [u64; 3]> = BTreeMap::new();
         for section in [PlanSection::Step, PlanSection::Update] {
-            let times =
-                if section == PlanSection::Step { u64::from(plan.micro_batches) } else { 1 };
+            let times = work::times(plan, section);
             for instruction in plan.section(section) {
                 match instruction {
                     Instruction::Compute { op, args, results, .. } => {
-                        let shapes = |it: &[Buffer]| -> SmallVec<[Shape; 4]> {
-                            it.iter().map(|&it| plan.local_shape(it)).collect()
-                        };
-                        let (args, results) = (shapes(args), shapes(results));
-                        let args: SmallVec<[&[u64]; 4]> = args.iter().map(|it| &it[..]).collect();
-                        let results: SmallVec<[&[u64]; 4]> =
-                            results.iter().map(|it| &it[..]).collect();
-                        flops =
-                            times.saturating_mul(op.flops(&args, &results)).saturating_add(flops);
-                        let forward = forward_flops(op, &args, &results).saturating_mul(3);
-                        model_flops = times.saturating_mul(forward).saturating_add(model_flops);
+                        let once = work::flops(plan, op, args, results);
+                        flops = times.saturating_mul(once).saturating_add(flops);
                     }
                     Instruction::Collective { kind, comm, parts, .. } if !kind.is_local() => {
                         let axes = plan.comms[*comm];
@@ -106,12 +102,18 @@ impl Summary {
         Summary {
             parameters: plan.params.iter().map(|it| plan.buffers[it.buffer].ty.n_elements()).sum(),
             flops,
-            model_flops,
+            model_flops: work::model_flops(plan),
+            repeated: work::repeated(plan),
             persistent_bytes: plan.persistent_bytes,
             step_bytes: plan.step_bytes,
             collectives: collectives.collect(),
             amax_groups: amax_groups(plan),
         }
+    }
+
+    /// [`Summary::model_flops`] as the share of one of `ranks` ranks.
+    pub fn model_flops_of_rank(&self, ranks: u64) -> f64 {
+        self.model_flops as f64 / ranks as f64
     }
 
     /// Bytes that one rank sends in a step.
@@ -120,16 +122,11 @@ impl Summary {
     }
 }
 
-/// What the forward pass of a trained op counts, told from what only its backward pass has: a matrix
-/// product has one weight gradient, of as many operations as itself.
-fn forward_flops(op: &Op, args: &[&[u64]], results: &[&[u64]]) -> u64 {
-    match op {
-        Op::Matmul(it) if it.transpose_a => op.flops(args, results),
-        Op::AttentionGrad(it) => {
-            let whole = Attention { causal: false, ..it.forward() };
-            Op::from(whole).flops(&args[..3], &args[3..5])
-        }
-        _ => 0,
+/// Writes a count as JSON can: as an integer if it has 64 bits at most, else as the nearest float.
+fn json_number<S: Serializer>(n: &u128, serializer: S) -> Result<S::Ok, S::Error> {
+    match u64::try_from(*n) {
+        Ok(n) => serializer.serialize_u64(n),
+        Err(_) => serializer.serialize_f64(*n as f64),
     }
 }
 

@@ -28,7 +28,8 @@ fn compile_predicts_a_step_on_a_target() {
     assert_eq!(prediction["target"], "h200");
     assert!(at("exposed_seconds") <= at("communication_seconds"));
     assert!(at("exposed_seconds") < at("seconds"));
-    assert!((0.0..1.0).contains(&at("mfu")));
+    assert!(0.0 < at("mfu") && at("mfu") < at("hfu") && at("hfu") < 1.0, "{prediction}");
+    assert!(prediction["of_fp8_peak"].is_null());
     let without = json(&folder.works("compile model.ron --mesh 2x4 --format json"));
     assert!(without["prediction"].is_null() && without["needs"].is_null());
     let needs = &found["needs"];
@@ -123,6 +124,37 @@ fn sweep_puts_last_what_does_not_fit() {
     for it in meshes {
         assert_eq!(it["fits"], it["planned_bytes"].as_u64() <= Some(67_950_000), "{it}");
     }
+}
+
+/// A model in which eight ranks along an axis do the same.
+const SPARE: &str = "graph @f phase=logical mesh=(dp=2, spare=8) {
+  input %x : bf16[32, 1024] @ [dp, _] pinned
+  param %w : bf16[4096, 1024] @ [_, _] pinned
+  forward:
+  %y = matmul(transpose_b:true) %x, %w : bf16[32, 4096]
+  result y = %y
+}
+";
+
+#[test]
+fn work_that_ranks_repeat_is_reported_and_can_be_denied() {
+    let folder = Folder::new("repeated", &[]);
+    folder.write("f.ir", SPARE);
+    let words = "repeated: `y.local` are computed by 8 ranks alike, those along spare: 100 % of the FLOPs of a step";
+    let found = folder.works("compile f.ir");
+    assert!(unwrapped(&found).contains(words), "{found}");
+    let denied = folder.planc("compile f.ir --deny repeated");
+    assert_eq!(denied.code, 1, "{}", denied.stdout);
+    assert!(unwrapped(&denied.stderr).contains(words), "{}", denied.stderr);
+    let found = json(&folder.works("compile f.ir --format json"));
+    let summary = &found["summary"];
+    assert_eq!(summary["repeated"][0]["axes"], "spare");
+    assert_eq!(summary["repeated"][0]["flops"], summary["flops"]);
+    assert!(found["lints"].as_array().expect("a list").iter().any(|it| it["lint"] == "repeated"));
+    // Of 16 ranks that execute, two are needed.
+    let [flops, model] = ["flops", "model_flops"].map(|it| summary[it].as_u64().expect("a count"));
+    assert_eq!(16 * flops, 8 * model);
+    assert!(!folder.works("compile model.ron --mesh 2x4").contains("repeated:"));
 }
 
 #[test]

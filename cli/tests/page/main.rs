@@ -93,6 +93,8 @@ fn check_figures(browser: &mut Browser, plan: &Plan) {
     assert_eq!(step, timeline.step_seconds());
     assert_eq!(figure(browser, "timeline-step-seconds"), step);
     assert_eq!(figure(browser, "exposed-seconds"), timeline.exposed_seconds());
+    let used = timeline.step_cost(plan, &target).of_bf16_peak;
+    assert_eq!([figure(browser, "mfu"), figure(browser, "hfu")], [used.mfu, used.hfu]);
     let phases = data(browser, ".phases .phase");
     let seconds = |it: &Value| it["seconds"].as_str().unwrap().parse::<f64>().unwrap();
     let drawn: f64 = phases.iter().map(seconds).sum();

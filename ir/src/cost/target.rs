@@ -31,8 +31,11 @@ pub struct Target {
     pub processors: Figure,
     /// Rows and columns of such a tile.
     pub tile: (u64, u64),
-    /// FLOP/s in bf16 that the maker promises, without sparsity: what MFU is of.
+    /// FLOP/s in bf16 that the maker promises, without sparsity: what MFU and HFU are of.
     pub peak: Figure,
+    /// The same in FP8; none where the machine multiplies no FP8, or nothing is promised.
+    #[serde(default)]
+    pub fp8_peak: Option<Figure>,
     /// GEMMs alone on a cool card.
     pub gemm: Gemms,
     /// FLOP/s of causal attention, forward: one sequence of 8192, 32 query heads, 8 of keys, of 128. A query
@@ -251,6 +254,7 @@ impl Target {
             ("hops.tree_network_small", hops.tree_network_small, SECONDS),
         ];
         let fp8 = [
+            ("fp8_peak", &self.fp8_peak),
             ("gemm.fp8_fast", &gemm.fp8_fast),
             ("gemm.fp8", &gemm.fp8),
             ("gemm.fp8_block", &gemm.fp8_block),

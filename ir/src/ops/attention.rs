@@ -129,8 +129,13 @@ impl Attention {
 
     /// Operations of the forward pass: two GEMMs, halved if causal.
     pub(crate) fn forward_flops(&self, q: &[u64], k: &[u64]) -> u64 {
-        let full = (4 * q.iter().product::<u64>()).saturating_mul(k[k.len() - 2]);
+        let full = Attention::full_flops(q, k);
         if self.causal { full / 2 } else { full }
+    }
+
+    /// Operations of the forward pass if every query sees every key.
+    pub(crate) fn full_flops(q: &[u64], k: &[u64]) -> u64 {
+        (4 * q.iter().product::<u64>()).saturating_mul(k[k.len() - 2])
     }
 }
 
@@ -208,6 +213,10 @@ impl OpDef for Attention {
     /// Megatron's counts.
     fn flops(&self, inputs: &[&[u64]], _results: &[&[u64]]) -> u64 {
         self.forward_flops(inputs[0], inputs[1])
+    }
+
+    fn model_flops(&self, inputs: &[&[u64]], _results: &[&[u64]]) -> u64 {
+        Attention::full_flops(inputs[0], inputs[1])
     }
 
     fn samples() -> Vec<Sample> {

@@ -104,6 +104,11 @@ impl OpDef for AttentionGrad {
         self.forward().forward_flops(inputs[0], inputs[1]).saturating_mul(5) / 2
     }
 
+    /// Two GEMMs for each of the forward pass; the scores, which are computed again, do not count.
+    fn model_flops(&self, inputs: &[&[u64]], _results: &[&[u64]]) -> u64 {
+        Attention::full_flops(inputs[0], inputs[1]).saturating_mul(2)
+    }
+
     fn samples() -> Vec<Sample> {
         let op = AttentionGrad { head_dim: 3, causal: true, scale: None };
         let full = AttentionGrad { head_dim: 2, causal: false, scale: Some(0.7.into()) };

@@ -51,6 +51,10 @@ impl OpDef for CeLossGrad {
         &[(0, 0)]
     }
 
+    fn first_gradients(&self) -> &'static [usize] {
+        &[0, 1]
+    }
+
     fn samples() -> Vec<Sample> {
         let sample = |ignore_index, shape| {
             Sample::floats(CeLossGrad { ignore_index }, &[shape, shape, &[]])

@@ -86,6 +86,10 @@ impl OpDef for CrossEntropy {
         &[(2, 0)]
     }
 
+    fn first_gradients(&self) -> &'static [usize] {
+        &[2]
+    }
+
     fn samples() -> Vec<Sample> {
         let sample = |ignore_index, eps: f64, shape: &[u64]| {
             let op = CrossEntropy { ignore_index, label_smoothing: eps.into() };

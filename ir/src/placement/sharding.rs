@@ -346,6 +346,14 @@ impl fmt::Display for Display<'_> {
     }
 }
 
+/// The axes of more than one coordinate along which all of these are the same on every coordinate. An op on such
+/// operands and results does the same work along them.
+pub fn axes_alike<'a>(shardings: impl IntoIterator<Item = &'a Sharding>, mesh: &Mesh) -> AxisSet {
+    let large = mesh.axes().filter(|&it| mesh.size(it) > 1).collect::<AxisSet>();
+    let alike = |axes: AxisSet, it: &Sharding| axes.intersect(it.replicated_axes(mesh));
+    shardings.into_iter().fold(large, alike)
+}
+
 /// Shards a parameter further for FSDP: `axes` become the minor digits of `dim`.
 ///
 /// ```text
