@@ -182,3 +182,24 @@ fn ranks_along_an_axis_without_a_job_repeat_all_work() {
     assert_eq!((&*it.axes, it.ranks, it.flops), ("spare", 8, with.flops));
     assert_eq!(u128::from(with.flops) * 16, with.model_flops * 8);
 }
+
+/// From 458,752 tokens on, moving a weight is cheaper than moving the input of one GEMM. Then every rank would attend with
+/// all heads: a step of 445 s there and of 574 s at 524,288 tokens.
+#[test]
+fn tensor_parallelism_holds_at_long_sequences() {
+    let source = example("llama3-8b");
+    let h100 = Target::builtin("h100").unwrap();
+    let mut shorter = 0.0;
+    for (sequence, seconds) in
+        [("262144", 43.0), ("458752", 121.0), ("524288", 156.0), ("1048576", 591.0)]
+    {
+        let set = [("sequence", sequence), ("checkpoint", "Full")];
+        let plan = compile(graph(&source, "1x4", &set));
+        assert_eq!(Summary::of(&plan).repeated, [], "{sequence}");
+        let cost = Timeline::predict(&plan, &h100).step_cost(&plan, &h100);
+        assert!((cost.seconds / seconds - 1.0).abs() < 0.01, "{sequence}: {cost:?}");
+        // Attention, which uses more of the peak as MFU counts, is a growing share.
+        assert!(cost.of_bf16_peak.mfu > shorter, "{sequence}: {cost:?}");
+        shorter = cost.of_bf16_peak.mfu;
+    }
+}

@@ -26,6 +26,7 @@ use crate::summary::Summary;
 use compute::Ops;
 use link::Links;
 
+pub use compute::{op_seconds, work_seconds};
 pub use link::Group;
 pub use target::{Collectives, Figure, Gemms, Hops, Node, Source, Target, TargetError};
 

@@ -7,6 +7,16 @@
 //! its transpose. Weights and data stay where the user put them: moving one costs `PLACED_PENALTY` times
 //! as much. All moves are reported in [`Graph::moves`].
 //!
+//! A walk sees one node at a time, and not what follows from a choice. If it moved what the user placed and ranks
+//! compute products alike, a second walk moves nothing that the user placed unless it must. Both programs are priced as a
+//! whole ([`ir::cost`]), with what ranks repeat in the forward and the backward pass, and the cheaper one stays:
+//!
+//! ```text
+//! 8B on tp=4       q = x Wq^T, x of 458,752 tokens               attention, both passes
+//! first walk       gathers Wq (32 MiB) rather than x (3.5 GiB)   all heads on every rank
+//! second walk      gathers x, for Wq, Wk and Wv                  a quarter of the heads
+//! ```
+//!
 //! Values that start the program without a sharding (inputs of a model that annotates only some
 //! values) get one first, from a walk against program order; accumulators follow what they sum.
 
@@ -14,10 +24,11 @@ use std::cell::RefCell;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use cranelift_entity::SecondaryMap;
+use ir::cost::{Target, op_seconds, work_seconds};
 use ir::graph::{Def, Move, NewNode, Store, ValueData};
 use ir::ops::{Assignment, Factors, Linear, Reshard, Transpose};
-use ir::placement::{self, AxisSet, CommCost, ReduceOp, Sharding};
-use ir::{Builder, Graph, Node, Op, Phase, TensorType, Value};
+use ir::placement::{self, AxisSet, CommCost, Mesh, ReduceOp, Sharding};
+use ir::{Builder, Graph, Node, Op, Phase, Section, TensorType, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
@@ -26,13 +37,11 @@ use crate::{Pass, PassError};
 /// How much dearer it is to move what the user placed, a weight or a batch of data, than an activation
 /// of the same size.
 const PLACED_PENALTY: f64 = 100.0;
+/// The same where it is moved only if nothing else is possible.
+const STAYS_PENALTY: f64 = 1e9;
 /// What a partial result costs later, as a share of its all-reduce: a reduce-scatter may do, but no
 /// less.
 const LATER_SHARE: f64 = 0.5;
-/// Bytes per second at which one rank reads and writes memory; decides ties among placements only.
-const MEMORY_BANDWIDTH: f64 = 4e12;
-/// Operations per second of one rank; decides ties among placements only.
-const FLOPS: f64 = 600e12;
 
 /// See the [module docs](self).
 pub struct PropagateShardings;
@@ -57,31 +66,126 @@ impl Pass<Graph> for PropagateShardings {
             data.pinned = true;
         }
         settle_leaves(graph);
-        let terms = terms(graph);
-        let order = std::mem::take(&mut graph.order);
-        let mut placed = SecondaryMap::new();
-        for param in &graph.params {
-            placed[param.full] = true;
-        }
-        for (value, data) in graph.values.iter() {
-            placed[value] |= data.def == Def::Input;
-        }
-        let builder = Builder::new(graph);
-        let mut walk = Walk {
-            builder,
-            placed,
-            copies: SecondaryMap::new(),
-            terms,
-            known: FxHashMap::default(),
-            prices: RefCell::default(),
-            cost: CommCost::default(),
-        };
-        for node in order {
-            walk.node(node)?;
+        let before = graph.clone();
+        let prices = Prices::default();
+        walk(graph, &prices, PLACED_PENALTY)?;
+        if graph.moves.iter().any(|it| it.placed) && repeats(graph) {
+            let mut other = before;
+            walk(&mut other, &prices, STAYS_PENALTY)?;
+            if prices.of_step(&other)? < prices.of_step(graph)? {
+                *graph = other;
+            }
         }
         graph.phase = Phase::Sharded;
         Ok(())
     }
+}
+
+/// Whether ranks compute products alike.
+fn repeats(graph: &Graph) -> bool {
+    graph.order.iter().any(|&node| {
+        let data = &graph.nodes[node];
+        let shapes = |values: &[Value]| -> SmallVec<[&[u64]; 4]> {
+            values.iter().map(|&it| &graph.ty(it).shape[..]).collect()
+        };
+        let values = data.inputs.iter().chain(&data.results);
+        data.op.flops(&shapes(&data.inputs), &shapes(&data.results)) > 0
+            && !placement::axes_alike(values.map(|&it| graph.sharding(it)), &graph.mesh).is_empty()
+    })
+}
+
+/// Lays out all nodes, in program order, where moving what the user placed costs so many times as much.
+fn walk(graph: &mut Graph, prices: &Prices, placed_penalty: f64) -> Result<(), PassError> {
+    let terms = terms(graph);
+    let order = std::mem::take(&mut graph.order);
+    let mut placed = SecondaryMap::new();
+    for param in &graph.params {
+        placed[param.full] = true;
+    }
+    for (value, data) in graph.values.iter() {
+        placed[value] |= data.def == Def::Input;
+    }
+    let (builder, copies, known) = (Builder::new(graph), SecondaryMap::new(), FxHashMap::default());
+    let mut walk = Walk { builder, placed, placed_penalty, copies, terms, known, prices };
+    order.into_iter().try_for_each(|it| walk.node(it))
+}
+
+/// What moves and ops cost.
+struct Prices {
+    target: Target,
+    cost: CommCost,
+    /// Seconds of moves between shardings of a type; each is searched for once.
+    moves: RefCell<FxHashMap<u64, f64>>,
+}
+
+impl Default for Prices {
+    fn default() -> Prices {
+        let (target, cost) = (Target::reference(), CommCost::default());
+        Prices { target, cost, moves: RefCell::default() }
+    }
+}
+
+impl Prices {
+    /// What the cheapest way from one sharding to another costs.
+    fn of_move(
+        &self,
+        from: &Sharding,
+        to: &Sharding,
+        ty: &TensorType,
+        mesh: &Mesh,
+    ) -> Result<f64, PassError> {
+        if from == to {
+            return Ok(0.0);
+        }
+        let key = hash(&(from, to, ty));
+        if let Some(&seconds) = self.moves.borrow().get(&key) {
+            return Ok(seconds);
+        }
+        let bytes = ty.dtype.bytes();
+        let seconds =
+            placement::reshard_cost(from, to, &ty.shape, bytes, mesh, &self.cost).map_err(
+                |it| PassError::Failed { code: "PL0401", message: it.to_string(), subject: None },
+            )?;
+        self.moves.borrow_mut().insert(key, seconds);
+        Ok(seconds)
+    }
+
+    /// Seconds that a rank computes and moves in a step of a program in which every value has a sharding.
+    fn of_step(&self, graph: &Graph) -> Result<f64, PassError> {
+        let local = |values: &[Value]| -> Types {
+            values
+                .iter()
+                .map(|&it| local_type(graph.ty(it), graph.sharding(it), &graph.mesh))
+                .collect()
+        };
+        let mut res = 0.0;
+        for &node in &graph.order {
+            let data = &graph.nodes[node];
+            let seconds = match data.op {
+                Op::Reshard(_) => {
+                    let (from, to) = (data.inputs[0], data.results[0]);
+                    let (from, to) = (graph.sharding(from), graph.sharding(to));
+                    self.of_move(from, to, graph.ty(data.inputs[0]), &graph.mesh)?
+                }
+                _ => {
+                    op_seconds(&data.op, &local(&data.inputs), &local(&data.results), &self.target)
+                }
+            };
+            let times = match data.section {
+                Section::Forward | Section::Backward => graph.micro_batches,
+                Section::Prepare | Section::Update => 1,
+            };
+            res += f64::from(times) * seconds;
+        }
+        Ok(res)
+    }
+}
+
+/// Types with the shapes that one rank holds.
+type Types = SmallVec<[TensorType; 8]>;
+
+fn local_type(ty: &TensorType, sharding: &Sharding, mesh: &Mesh) -> TensorType {
+    TensorType { dtype: ty.dtype, shape: sharding.local_shape(&ty.shape, mesh) }
 }
 
 /// By contribution to a gradient: how many are added up, to be reduced once if all are partial.
@@ -165,15 +269,15 @@ struct Walk<'a> {
     builder: Builder<'a>,
     /// Gathered parameters and data, their transposes and their codes.
     placed: SecondaryMap<Value, bool>,
+    /// How much dearer it is to move these.
+    placed_penalty: f64,
     /// Other layouts of each value that exist already.
     copies: SecondaryMap<Value, SmallVec<[Value; 2]>>,
     /// See [`terms`].
     terms: SecondaryMap<Value, u32>,
     /// Choices made, by everything that they depend on: identical layers cost one search.
     known: FxHashMap<u64, Assignment>,
-    /// Seconds of moves between shardings of a type.
-    prices: RefCell<FxHashMap<u64, f64>>,
-    cost: CommCost,
+    prices: &'a Prices,
 }
 
 fn hash(it: &impl Hash) -> u64 {
@@ -342,12 +446,12 @@ impl Walk<'_> {
         for (i, &input) in data.inputs.iter().enumerate() {
             let Some(needed) = factors.input(i, candidate, mesh) else { return Ok(None) };
             if self.transpose(input, &needed).is_none() {
-                let penalty = if self.placed[input] { PLACED_PENALTY } else { 1.0 };
+                let penalty = if self.placed[input] { self.placed_penalty } else { 1.0 };
                 seconds += penalty * self.cheapest(input, &needed)?.1;
             }
-            let shape = needed.local_shape(&graph.ty(input).shape, mesh);
-            bytes += shape.iter().product::<u64>() * graph.ty(input).dtype.bytes();
-            shapes.push(shape);
+            let local = local_type(graph.ty(input), &needed, mesh);
+            bytes += local.bytes();
+            shapes.push(local.shape);
         }
         for (i, &result) in data.results.iter().enumerate() {
             let Some(natural) = factors.result(i, candidate, mesh) else { return Ok(None) };
@@ -359,15 +463,14 @@ impl Walk<'_> {
                     later / f64::from(self.terms[result].max(1))
                 }
             };
-            let shape = natural.local_shape(&graph.ty(result).shape, mesh);
-            bytes += shape.iter().product::<u64>() * graph.ty(result).dtype.bytes();
-            shapes.push(shape);
+            let local = local_type(graph.ty(result), &natural, mesh);
+            bytes += local.bytes();
+            shapes.push(local.shape);
         }
         let views: SmallVec<[&[u64]; 8]> = shapes.iter().map(|it| it.as_slice()).collect();
         let (inputs, results) = views.split_at(data.inputs.len());
         let flops = data.op.flops(inputs, results);
-        seconds += flops as f64 / FLOPS + bytes as f64 / MEMORY_BANDWIDTH;
-        Ok(Some(seconds))
+        Ok(Some(seconds + work_seconds(flops, bytes, &self.prices.target)))
     }
 
     /// The copy of `value` that becomes `needed` for the least, and for how much.
@@ -384,23 +487,8 @@ impl Walk<'_> {
         Ok(best)
     }
 
-    /// What the cheapest way from one sharding to another costs; each is searched for once.
     fn seconds(&self, from: &Sharding, to: &Sharding, ty: &TensorType) -> Result<f64, PassError> {
-        if from == to {
-            return Ok(0.0);
-        }
-        let key = hash(&(from, to, ty));
-        if let Some(&seconds) = self.prices.borrow().get(&key) {
-            return Ok(seconds);
-        }
-        let mesh = &self.builder.graph.mesh;
-        let bytes = ty.dtype.bytes();
-        let seconds =
-            placement::reshard_cost(from, to, &ty.shape, bytes, mesh, &self.cost).map_err(
-                |it| PassError::Failed { code: "PL0401", message: it.to_string(), subject: None },
-            )?;
-        self.prices.borrow_mut().insert(key, seconds);
-        Ok(seconds)
+        self.prices.of_move(from, to, ty, &self.builder.graph.mesh)
     }
 
     /// Lays the node out as chosen: moved operands before it, moved results after it.

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use super::target::{Figure, Target};
 use crate::ops::{Gemm, Op, OpKind};
 use crate::plan::{Buffer, Instruction, Plan, Stream};
-use crate::types::{DType, Shape};
+use crate::types::{DType, TensorType};
 
 /// The GEMM of which a target has the rates: its rows, columns and contracted size.
 const MEASURED_GEMM: usize = 8192;
@@ -98,45 +98,14 @@ impl<'a> Ops<'a> {
     }
 
     fn op(&self, op: &Op, args: &[Buffer], results: &[Buffer]) -> f64 {
-        let target = self.target;
-        let (inputs, outputs) = (self.shapes(args), self.shapes(results));
-        let inputs: SmallVec<[&[u64]; 4]> = inputs.iter().map(|it| &it[..]).collect();
-        let outputs: SmallVec<[&[u64]; 4]> = outputs.iter().map(|it| &it[..]).collect();
-        let sizes =
-            |it: &[u64]| -> SmallVec<[usize; 4]> { it.iter().map(|&it| it as usize).collect() };
-        let moved = self.bytes(args) + self.bytes(results);
-        let busy = match op {
-            Op::Matmul(it) => {
-                let rate = match self.plan.buffers[args[0]].ty.dtype {
-                    DType::Bf16 => (&target.gemm.bf16, 2),
-                    _ => (&target.gemm.f32, 4),
-                };
-                let gemm = it.gemm(&sizes(inputs[0]), &sizes(inputs[1]));
-                gemm_seconds(&gemm, rate, target)
-            }
-            Op::QuantMatmul(it) => {
-                // Where there is no such GEMM, codes would be multiplied in bf16.
-                let rate = target.gemm.of(it).map_or((&target.gemm.bf16, 2), |it| (it, 1));
-                gemm_seconds(&it.gemm(&sizes(inputs[0]), &sizes(inputs[1])), rate, target)
-            }
-            Op::Attention(_) | Op::AttentionGrad(_) => {
-                let flops = op.flops(&inputs, &outputs) as f64;
-                flops / (attention_rate(target) * target.sustained.0)
-            }
-            _ => 0.0,
+        let local = |it: &[Buffer]| -> SmallVec<[TensorType; 4]> {
+            let ty = |&it| TensorType {
+                dtype: self.plan.buffers[it].ty.dtype,
+                shape: self.plan.local_shape(it),
+            };
+            it.iter().map(ty).collect()
         };
-        let moved = match op {
-            // Rows of the table that are looked up, and where they go.
-            Op::Embedding(_) => 2 * self.bytes(results) + self.bytes(&args[..1]),
-            Op::SliceDim(_) => 2 * self.bytes(results),
-            Op::Fill(_) | Op::ZerosLike(_) => self.bytes(results),
-            Op::AttentionGrad(_) => {
-                let elements: u64 = inputs[0].iter().product();
-                moved + elements * ATTENTION_GRAD_SCRATCH
-            }
-            _ => moved,
-        };
-        busy + moved as f64 / target.bandwidth.0
+        op_seconds(op, &local(args), &local(results), self.target)
     }
 
     /// Seconds of writing these, from as many bytes elsewhere.
@@ -147,10 +116,51 @@ impl<'a> Ops<'a> {
     fn bytes(&self, buffers: &[Buffer]) -> u64 {
         buffers.iter().map(|&it| self.plan.local_bytes(it)).sum()
     }
+}
 
-    fn shapes(&self, buffers: &[Buffer]) -> SmallVec<[Shape; 4]> {
-        buffers.iter().map(|&it| self.plan.local_shape(it)).collect()
-    }
+/// Seconds that one rank takes for an op, without its launch. Types have the shapes that the rank holds.
+pub fn op_seconds(op: &Op, inputs: &[TensorType], results: &[TensorType], target: &Target) -> f64 {
+    let bytes = |it: &[TensorType]| it.iter().map(TensorType::bytes).sum::<u64>();
+    let sizes = |it: &TensorType| -> SmallVec<[usize; 4]> {
+        it.shape.iter().map(|&it| it as usize).collect()
+    };
+    let busy = match op {
+        Op::Matmul(it) => {
+            let rate = match inputs[0].dtype {
+                DType::Bf16 => (&target.gemm.bf16, 2),
+                _ => (&target.gemm.f32, 4),
+            };
+            gemm_seconds(&it.gemm(&sizes(&inputs[0]), &sizes(&inputs[1])), rate, target)
+        }
+        Op::QuantMatmul(it) => {
+            // Where there is no such GEMM, codes would be multiplied in bf16.
+            let rate = target.gemm.of(it).map_or((&target.gemm.bf16, 2), |it| (it, 1));
+            gemm_seconds(&it.gemm(&sizes(&inputs[0]), &sizes(&inputs[1])), rate, target)
+        }
+        Op::Attention(_) | Op::AttentionGrad(_) => {
+            let inputs: SmallVec<[&[u64]; 6]> = inputs.iter().map(|it| &it.shape[..]).collect();
+            let results: SmallVec<[&[u64]; 3]> = results.iter().map(|it| &it.shape[..]).collect();
+            op.flops(&inputs, &results) as f64 / (attention_rate(target) * target.sustained.0)
+        }
+        _ => 0.0,
+    };
+    let moved = bytes(inputs) + bytes(results);
+    let moved = match op {
+        // Rows of the table that are looked up, and where they go.
+        Op::Embedding(_) => 2 * bytes(results) + bytes(&inputs[..1]),
+        Op::SliceDim(_) => 2 * bytes(results),
+        Op::Fill(_) | Op::ZerosLike(_) => bytes(results),
+        Op::AttentionGrad(_) => moved + inputs[0].n_elements() * ATTENTION_GRAD_SCRATCH,
+        _ => moved,
+    };
+    busy + moved as f64 / target.bandwidth.0
+}
+
+/// Seconds of so many operations and so many bytes read and written, at the rates of large GEMMs in bf16 and of copies:
+/// [`op_seconds`] without tiles, for comparing cuts of one op, of which each is as good as its share of the work.
+pub fn work_seconds(flops: u64, bytes: u64, target: &Target) -> f64 {
+    let rate = target.gemm.bf16.0 * target.sustained.0;
+    flops as f64 / rate + bytes as f64 / target.bandwidth.0
 }
 
 /// Kinds of which consecutive ops run as one launch over many tensors (`docs/gpu.md`).

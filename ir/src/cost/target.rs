@@ -213,6 +213,11 @@ impl Target {
         Some(Target::parse(text).unwrap_or_else(|it| panic!("profile `{name}`: {it}")))
     }
 
+    /// The profile whose prices decide where no target is named: the one that the model was calibrated on.
+    pub fn reference() -> Target {
+        Target::builtin("h200").expect("it comes with planc")
+    }
+
     /// Reads a profile.
     pub fn parse(text: &str) -> Result<Target, TargetError> {
         let res: Target = ron::from_str(text)?;
