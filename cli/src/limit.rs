@@ -238,11 +238,18 @@ fn changes(variant: &Variant) -> Vec<(String, Change)> {
     let mut res: Vec<(String, Change)> = Vec::new();
     let mut add = |flags: String, change: Change| res.push((flags, change));
     if model.checkpoint == Checkpoint::None {
-        let ops = || Checkpoint::Recompute(vec!["glu".into(), "activation".into()]);
-        add(
-            "--set 'checkpoint=Recompute([\"glu\",\"activation\"])'".into(),
-            Box::new(move |it| it.model.checkpoint = ops()),
-        );
+        let graph = ir::model::elaborate(&variant.model, &variant.mesh).ok();
+        let has = |op: &&str| {
+            graph.iter().flat_map(|it| it.nodes.values()).any(|it| it.op.kind().name() == *op)
+        };
+        let ops: Vec<String> =
+            ["glu", "activation"].iter().filter(|it| has(it)).map(|it| it.to_string()).collect();
+        if !ops.is_empty() {
+            add(
+                format!("--set 'checkpoint=Recompute({})'", format!("{ops:?}").replace(", ", ",")),
+                Box::new(move |it| it.model.checkpoint = Checkpoint::Recompute(ops.clone())),
+            );
+        }
     }
     if model.checkpoint != Checkpoint::Full {
         add("--set checkpoint=Full".into(), Box::new(|it| it.model.checkpoint = Checkpoint::Full));

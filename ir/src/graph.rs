@@ -308,6 +308,16 @@ pub enum Checkpoint {
     Recompute(Vec<String>),
 }
 
+impl Checkpoint {
+    /// The ops and kinds of collectives that it lists.
+    pub fn listed(&self) -> &[String] {
+        match self {
+            Checkpoint::None | Checkpoint::Full => &[],
+            Checkpoint::Selective(ops) | Checkpoint::Recompute(ops) => ops,
+        }
+    }
+}
+
 /// A parameter of the model and what the compiler made for it.
 #[derive(Debug, Clone)]
 pub struct Param {

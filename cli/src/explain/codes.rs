@@ -143,9 +143,11 @@ pub const CODES: &[Code] = &[
     },
     Code {
         code: "PL0209",
-        title: "a pattern that fits no parameter",
-        text: "A pattern in an option (decay, frozen, parameters, tied) matches nothing. It is an \
-               error, because the option would have no effect.",
+        title: "a name that fits nothing",
+        text: "A pattern in an option (decay, frozen, parameters), a name in tied, a part in names or an op \
+               in checkpoint matches nothing in this model. It is an error, because the option would have no \
+               effect. Of two names that are tied, the parameter is the one that is declared first, and its \
+               alias comes later.",
         example: "frozen: [\"model.embed.*\"] where the parameter is model.embed_tokens.weight.",
         fix: "Correct the pattern; `planc inspect` lists the parameters. `*` stands for any text.",
     },
@@ -202,6 +204,14 @@ pub const CODES: &[Code] = &[
                above 1.",
         example: "label_smoothing: 1.5.",
         fix: "Use a value in the range that the report names.",
+    },
+    Code {
+        code: "PL0217",
+        title: "a field that has no effect",
+        text: "The field exists, and nothing reads it where it is written. It is an error, because what \
+               it says would silently not be done.",
+        example: "attention: (name: \"attn\", ..) in a TransformerLayer, which names its parts itself.",
+        fix: "Remove it, or write what the report says.",
     },
     Code {
         code: "PL0301",

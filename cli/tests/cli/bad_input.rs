@@ -39,23 +39,31 @@ fn unknown_module() {
     check("unknown_module", &[("RmsNorm(name", "RMSNorm(name")], COMPILE);
 }
 
-/// No name of a model or plan, right or wrong, moves the cursor of a terminal.
+/// No name of a model or plan moves the cursor of a terminal: a model's is refused, a plan's is written out.
 #[test]
 fn names_with_control_characters_are_written_out() {
-    let name = "\"model.embed_tokens\\u{1b}[2J\"";
-    let folder = Folder::new("control_characters", &[("\"model.embed_tokens\"", name)]);
-    let check = |line: &str, stderr: bool| {
+    let folder = compiled("control_characters");
+    let check = |line: &str, code: i32| {
         let ran = folder.planc(line);
-        let text = if stderr { ran.stderr } else { ran.stdout };
+        let text = ran.stdout + &ran.stderr;
         assert!(text.contains("\\u{1b}[2J"), "{line}: {text}");
         assert!(!text.contains('\x1b'), "{line}: {text}");
+        assert_eq!(ran.code, code, "{line}: {text}");
     };
-    check("inspect model.ron --mesh 2x2", false);
-    check("inspect model.ron --mesh 2x2 --param *embed*", false);
-    check("compile model.ron --mesh 2x2 --emit plan", false);
-    check("compile model.ron --mesh 3x1 --deny uneven --set batch=Global(9)", true);
-    folder.write("raw.ron", folder.read("model.ron").replace("\\u{1b}[2J\",", "\x1b[2J\" dim_"));
-    check("compile raw.ron --mesh 2x2", true);
+    let plan = [" ", ",", "\n"].iter().fold(folder.read("model.plan"), |text, end| {
+        let (from, to) = ("%lm_head.weight", "%\"lm_head.weight\\u{1b}[2J\"");
+        text.replace(&format!("{from}{end}"), &format!("{to}{end}"))
+    });
+    folder.write("odd.plan", plan);
+    check("inspect odd.plan", 0);
+    check("inspect odd.plan --param lm_*", 0);
+    let model = folder.read("model.ron");
+    let name = "\"model.embed_tokens\\u{1b}[2J\"";
+    folder.write("odd.ron", model.replace("\"model.embed_tokens\"", name));
+    check("inspect odd.ron --mesh 2x2", 1);
+    check("compile odd.ron --mesh 2x2 --emit plan", 1);
+    folder.write("raw.ron", model.replace("\"model.embed_tokens\",", "\"model\x1b[2J\" dim_"));
+    check("compile raw.ron --mesh 2x2", 1);
 }
 
 #[test]

@@ -63,6 +63,13 @@ pub(super) fn is_forward(kind: OpKind) -> bool {
     !(update || moves || scales || codes.contains(&kind) || kind.name().ends_with("_grad"))
 }
 
+/// Ops of a forward pass that no model has and a recipe may ask for; what is quantized may be transposed, too.
+pub(super) fn is_made_by_recipes(kind: OpKind) -> bool {
+    use OpKind::{Adam, AdamW, Collective, Reshard, Sgd, Transpose};
+    let never = [Adam, AdamW, Collective, Reshard, Sgd].contains(&kind);
+    kind == Transpose || !(is_forward(kind) || never || kind.name().ends_with("_grad"))
+}
+
 /// The attributes of an op, as serde knows them.
 pub(super) fn attributes(kind: OpKind) -> &'static [&'static str] {
     let mut found: &'static [&'static str] = &[];

@@ -4,19 +4,20 @@
 //! the data-parallel axes, sequence over the tensor-parallel one under sequence parallelism. All
 //! else, also inside column- and row-parallel regions, follows from these by propagation.
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
+use super::attributes::{is_forward, is_made_by_recipes};
 use super::error::{At, ModelError, Problem};
 use super::layout::{Layout, Tp};
 use super::mesh::MeshSpec;
 use super::modules::{Common, Module, ModuleDef};
-use super::names::join;
+use super::names::{PartNames, join};
 use super::range::{Fields, MAX_SIZE, too_large};
-use super::schema::{Batch, Model, Ordered, Units};
+use super::schema::{Batch, Model, Units};
 use crate::build::BuildError;
 use crate::graph::{AfterForward, Checkpoint, Def, Scope, ScopeData, Training};
-use crate::ops::{Cast, Op, SliceDim};
+use crate::ops::{Cast, Op, OpKind, SliceDim};
 use crate::placement::{DimLayout, Sharding};
 use crate::quant::Recipe;
 use crate::run::Run;
@@ -62,7 +63,7 @@ pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
         builder: Builder::new(&mut graph),
         params: FxHashMap::default(),
         tied: super::params::ties(model)?,
-        names: Ordered::default(),
+        names: PartNames::default(),
         path: String::new(),
         scope_path: String::new(),
         tp: layout.tp.clone(),
@@ -76,6 +77,7 @@ pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
     cx.labels = Some(cx.input("labels", batch / u64::from(model.micro_batches)));
     cx.chain("layers", &model.layers, smallvec![tokens])?;
     super::params::check_patterns(&cx)?;
+    cx.check_checkpoint(&model.checkpoint, 0, At::Path("checkpoint".into()))?;
     if graph.results.is_empty() {
         return Err(Problem::NoLoss.at(At::Path("layers".into())));
     }
@@ -162,12 +164,12 @@ pub struct Cx<'a> {
     pub layout: &'a Layout,
     /// Where nodes go.
     pub builder: Builder<'a>,
-    /// Parameters so far, by name: index in [`Graph::params`].
+    /// Index in [`Graph::params`] of every name of a parameter that a module has declared so far.
     pub(super) params: FxHashMap<String, usize>,
     /// Name of the parameter that an alias stands for.
     pub(super) tied: FxHashMap<&'a str, &'a str>,
     /// Paths of parts, where the module at hand or one around it has its own.
-    names: Ordered<String>,
+    names: PartNames,
     /// Where in the source we are: `layers[1].body[0]`.
     path: String,
     /// Dotted path of the module at hand; may end in `_`.
@@ -262,7 +264,8 @@ impl<'a> Cx<'a> {
         common: Common<'_>,
         f: impl FnOnce(&mut Self) -> Result<T, ModelError>,
     ) -> Result<T, ModelError> {
-        let outer = (self.tp.clone(), self.sequence_parallel, self.names.0.len());
+        let outer = (self.tp.clone(), self.sequence_parallel);
+        Fields::new(&self.path).common(common)?;
         if let Some(name) = common.tp_mesh {
             self.tp = self.layout.tp_named(name, &format!("{}.tp_mesh", self.path))?;
         }
@@ -276,11 +279,14 @@ impl<'a> Cx<'a> {
             self.set_recipe(recipe);
         }
         self.sequence_parallel = common.sequence_parallel.unwrap_or(self.sequence_parallel);
-        self.names.0.splice(0..0, common.names.0.iter().cloned());
-        let res = f(self);
-        self.names.0.drain(..self.names.0.len() - outer.2);
-        (self.tp, self.sequence_parallel) = (outer.0, outer.1);
-        res
+        let around = self.names.enter(common.names);
+        let res = f(self)?;
+        if let Some((name, known)) = self.names.leave(common.names, around) {
+            let module = self.title();
+            return Err(self.error("names", Problem::UnknownPart { module, name, known }));
+        }
+        (self.tp, self.sequence_parallel) = outer;
+        Ok(res)
     }
 
     /// Quantizes the module at hand, and what is in it, by `recipe`.
@@ -291,7 +297,7 @@ impl<'a> Cx<'a> {
 
     /// Runs `f` in the scope of the part `key`.
     pub fn scoped_part<T>(&mut self, key: &str, f: impl FnOnce(&mut Self) -> T) -> T {
-        let name = super::names::part(self.model.names, &self.names, key).to_string();
+        let name = self.names.path(self.model.names, key);
         self.scoped(&name, f)
     }
 
@@ -360,6 +366,31 @@ impl<'a> Cx<'a> {
         );
         let problem = Problem::Range { field: "n".to_string(), found: n.to_string(), expected };
         Err(problem.at(self.here("n")))
+    }
+
+    /// Refuses to keep, or to compute again, results of an op that no node from number `first` on has. Collectives
+    /// depend on the mesh, and a recipe replaces ops: their names are right on any mesh, and under any recipe.
+    pub fn check_checkpoint(
+        &self,
+        checkpoint: &Checkpoint,
+        first: usize,
+        at: At,
+    ) -> Result<(), ModelError> {
+        let graph = &*self.builder.graph;
+        let quantizes = graph.scopes.values().any(|it| it.recipe != Recipe::Bf16);
+        let kinds = graph.nodes.values().skip(first).map(|it| it.op.kind());
+        let kinds: FxHashSet<OpKind> = kinds.filter(|&it| is_forward(it)).collect();
+        for name in checkpoint.listed() {
+            let Some(&kind) = OpKind::ALL.iter().find(|it| it.name() == name) else { continue };
+            if (quantizes && is_made_by_recipes(kind)) || kinds.contains(&kind) {
+                continue;
+            }
+            let mut known: Vec<String> = kinds.iter().map(|it| it.name().to_string()).collect();
+            known.sort();
+            let op = name.clone();
+            return Err(Problem::NoSuchOp { op, known }.at(at));
+        }
+        Ok(())
     }
 
     /// The scope of the module at hand.

@@ -270,6 +270,32 @@ pub enum Problem {
         /// The name.
         name: String,
     },
+    /// An op that activation checkpointing lists, and that the layers do not have.
+    #[error("no op of these layers is `{op}`")]
+    NoSuchOp {
+        /// The op.
+        op: String,
+        /// The ops that there are.
+        known: Vec<String>,
+    },
+    /// Another path for a part that a module does not have.
+    #[error("`{module}` has no part `{name}`")]
+    UnknownPart {
+        /// The module.
+        module: String,
+        /// The key of the part.
+        name: String,
+        /// The keys of the parts that it has.
+        known: Vec<String>,
+    },
+    /// A field that is read nowhere.
+    #[error("`{field}` has no effect here: {why}")]
+    NoEffect {
+        /// The field.
+        field: String,
+        /// Why, and what has.
+        why: String,
+    },
     /// Tied parameters of different shapes.
     #[error("`{alias}` of shape {alias_shape:?} is tied to `{name}` of shape {shape:?}")]
     Tied {
@@ -347,7 +373,11 @@ impl ModelError {
             Problem::BadMesh { .. } | Problem::EmptyAxis { .. } => "PL0206",
             Problem::Batch { .. } => "PL0207",
             Problem::Build(_) | Problem::Size { .. } => "PL0208",
-            Problem::NoMatch { .. } | Problem::Tie { .. } | Problem::TiedOption { .. } => "PL0209",
+            Problem::NoMatch { .. }
+            | Problem::Tie { .. }
+            | Problem::TiedOption { .. }
+            | Problem::UnknownPart { .. }
+            | Problem::NoSuchOp { .. } => "PL0209",
             Problem::Tied { .. } => "PL0210",
             Problem::DuplicateParam { .. } => "PL0211",
             Problem::Inputs { .. } | Problem::NoLoss => "PL0212",
@@ -355,6 +385,7 @@ impl ModelError {
             Problem::UnknownValue { .. } => "PL0214",
             Problem::AxisTwice { .. } => "PL0215",
             Problem::Range { .. } => "PL0216",
+            Problem::NoEffect { .. } => "PL0217",
         }
     }
 
@@ -365,6 +396,8 @@ impl ModelError {
             | Problem::UnknownVariant { found: field, known, .. }
             | Problem::UnknownAxis { name: field, known }
             | Problem::UnknownOp { found: field, known, .. }
+            | Problem::UnknownPart { name: field, known, .. }
+            | Problem::NoSuchOp { op: field, known }
             | Problem::UnknownValue { name: field, known, .. } => Some(suggest(field, known)),
             Problem::Indivisible { fix, .. } => Some(fix.clone()),
             Problem::KvHeads { kv_heads, axis, .. } => Some(format!(
@@ -401,6 +434,7 @@ impl ModelError {
             | Problem::Range { .. }
             | Problem::Build(_)
             | Problem::Tie { .. }
+            | Problem::NoEffect { .. }
             | Problem::Inputs { .. }
             | Problem::Size { .. }
             | Problem::DuplicateParam { .. }

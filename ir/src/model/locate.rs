@@ -282,7 +282,10 @@ impl Scanner<'_> {
     fn child(&mut self, segment: &Segment) -> Option<Found> {
         match segment {
             Segment::Field(name) => self.items(|_, key| key == Some(name.as_str())),
-            Segment::Index(index) => self.items(|n, _| n == *index),
+            Segment::Index(index) => self.items(|n, key| match key {
+                Some(key) => key == index.to_string(),
+                None => n == *index,
+            }),
         }?
         .1
     }

@@ -4,6 +4,7 @@
 //! `_` is joined to `weight` without a dot: TransformerEngine's `fc1_weight`.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
@@ -56,10 +57,60 @@ impl Names {
     }
 }
 
-/// The path of the part `key`, where a module may have said otherwise.
-pub(super) fn part<'a>(names: Names, overrides: &'a Ordered<String>, key: &'a str) -> &'a str {
-    let said = overrides.0.iter().find(|it| it.0 == key);
-    said.map_or_else(|| names.path(key), |it| it.1.as_str())
+/// The other paths that the module at hand, and those around it, have for parts.
+#[derive(Debug, Default)]
+pub(super) struct PartNames {
+    /// Those of inner modules come first.
+    said: Vec<PartName>,
+    /// Keys of the parts that the innermost module with such paths has.
+    parts: BTreeSet<String>,
+}
+
+#[derive(Debug)]
+struct PartName {
+    key: String,
+    path: String,
+    /// The module, or one in it, has such a part.
+    found: bool,
+}
+
+impl PartNames {
+    /// The path of the part `key`.
+    pub fn path(&mut self, names: Names, key: &str) -> String {
+        if !self.said.is_empty() && !self.parts.contains(key) {
+            self.parts.insert(key.to_string());
+        }
+        let mut path = None;
+        // A path that an inner module replaces is still that of a part.
+        for it in self.said.iter_mut().filter(|it| it.key == key) {
+            it.found = true;
+            path.get_or_insert(it.path.as_str());
+        }
+        path.unwrap_or_else(|| names.path(key)).to_string()
+    }
+
+    /// Begins a module that has these paths. Returns the parts of the modules around, for [`PartNames::leave`].
+    pub fn enter(&mut self, names: &Ordered<String>) -> BTreeSet<String> {
+        let own = names.0.iter().map(|(key, path)| {
+            let (key, path) = (key.clone(), path.clone());
+            PartName { key, path, found: false }
+        });
+        self.said.splice(0..0, own);
+        std::mem::take(&mut self.parts)
+    }
+
+    /// Ends the module. Returns the first of its keys that no part has, with the keys of its parts.
+    pub fn leave(
+        &mut self,
+        names: &Ordered<String>,
+        around: BTreeSet<String>,
+    ) -> Option<(String, Vec<String>)> {
+        let unknown = self.said.drain(..names.0.len()).find(|it| !it.found);
+        let parts = std::mem::replace(&mut self.parts, around);
+        let unknown = unknown.map(|it| (it.key, parts.iter().cloned().collect()));
+        self.parts.extend(parts);
+        unknown
+    }
 }
 
 /// `path.name`, or `pathname` after a `_`.

@@ -6,6 +6,8 @@
 //! weight.full     bf16 [tp, _]      reshard in `Forward`; what modules read
 //! ```
 
+use std::collections::BTreeSet;
+
 use rustc_hash::FxHashMap;
 
 use super::elaborate::Cx;
@@ -32,8 +34,8 @@ pub struct ParamSpec<'s> {
     pub storage: Option<Sharding>,
     /// The op that reads it masks padding, so that a cut may be uneven.
     pub masked: bool,
-    /// What the user says of it in its module.
-    pub options: Option<&'s ParamOptions>,
+    /// What the user says of it in its module, with the field that says it.
+    pub options: Option<(&'s str, &'s ParamOptions)>,
 }
 
 impl<'s> ParamSpec<'s> {
@@ -54,10 +56,13 @@ impl<'s> ParamSpec<'s> {
 impl Cx<'_> {
     /// Declares a parameter of the module at hand, and returns it as modules read it.
     pub fn param(&mut self, spec: ParamSpec<'_>) -> Result<Value, ModelError> {
-        let written = self.param_name(spec.name);
-        let name = self.tied.get(written.as_str()).map_or(written.as_str(), |it| it).to_string();
-        if let Some(&index) = self.params.get(&name) {
-            return self.tie(index, written, spec.shape);
+        let name = self.param_name(spec.name);
+        if self.params.contains_key(&name) {
+            return Err(self.error("name", Problem::DuplicateParam { name }));
+        }
+        let owner = self.tied.get(name.as_str()).and_then(|it| self.params.get(*it));
+        if let Some(&index) = owner {
+            return self.tie(index, name, &spec);
         }
         let ndim = spec.shape.len();
         if !TensorType::fits(spec.shape) {
@@ -73,28 +78,22 @@ impl Cx<'_> {
         decay = (decay || matches(&self.model.decay)) && !matches(&self.model.no_decay);
         trainable &= !matches(&self.model.frozen);
         let global = self.model.parameters.0.iter().filter(|it| glob(&it.0, &name));
-        let global = global.map(|it| (Some(&it.0), &it.1));
-        let local = spec.options.map(|it| (None, it));
+        let global = global.map(|it| (At::Path(format!("parameters[\"{}\"]", it.0)), &it.1));
+        let local = spec.options.map(|(field, it)| (self.here(field), it));
         let (mut explicit, mut placed_at) = (false, None);
-        for (pattern, options) in local.into_iter().chain(global) {
+        for (place, options) in local.into_iter().chain(global) {
+            let at = |field: &str| At::Path(format!("{place}.{field}"));
             init = options.init.unwrap_or(init);
             dtype = options.dtype.unwrap_or(dtype);
             if let Some(dim) = options.fsdp_dim {
                 fsdp_dim = dim;
-                fsdp_dim_at = match pattern {
-                    Some(it) => At::Path(format!("parameters[\"{it}\"].fsdp_dim")),
-                    None => self.here("fsdp_dim"),
-                };
+                fsdp_dim_at = at("fsdp_dim");
             }
             decay = options.decay.unwrap_or(decay);
             trainable = options.trainable.unwrap_or(trainable);
             if let Some(placements) = &options.placements {
-                let at = match pattern {
-                    Some(it) => At::Path(format!("parameters[\"{it}\"].placements")),
-                    None => self.here("placements"),
-                };
-                storage = self.placements(&name, placements, ndim, &at)?;
-                placed_at = Some(at);
+                storage = self.placements(&name, placements, ndim, &at("placements"))?;
+                placed_at = Some(at("placements"));
                 explicit = placements.keys().any(|it| self.layout.fsdp_names.contains(it));
                 compute =
                     storage.without_partial().without(self.layout.fsdp.iter().copied().collect());
@@ -128,7 +127,6 @@ impl Cx<'_> {
         let full = self.builder.op(&format!("{name}.full"), full, &[in_compute]);
         let full = full.map_err(|it| self.error("", Problem::Build(it)))?;
         self.builder.pin(full, compute);
-        let aliases = if written == name { Vec::new() } else { vec![written] };
         self.params.insert(name, self.builder.graph.params.len());
         let scope = self.scope();
         self.builder.graph.params.push(Param {
@@ -141,7 +139,7 @@ impl Cx<'_> {
             placed: explicit,
             reduce_dtype,
             scope,
-            aliases,
+            aliases: Vec::new(),
             grad: None,
         });
         Ok(full)
@@ -170,31 +168,29 @@ impl Cx<'_> {
         Ok(state)
     }
 
-    /// A second use of a parameter.
-    fn tie(&mut self, index: usize, written: String, shape: &[u64]) -> Result<Value, ModelError> {
+    /// Reads the parameter `index` under its other name `alias`, for which a module declares `spec`.
+    fn tie(
+        &mut self,
+        index: usize,
+        alias: String,
+        spec: &ParamSpec<'_>,
+    ) -> Result<Value, ModelError> {
         let param = &self.builder.graph.params[index];
-        let owner = &self.builder.graph.values[param.value];
-        if owner.ty.shape.as_slice() != shape {
-            let problem = Problem::Tied {
-                alias: written,
-                alias_shape: shape.to_vec(),
-                name: owner.name.clone(),
-                shape: owner.ty.shape.to_vec(),
-            };
-            return Err(self.error("", problem));
+        let (full, owner) = (param.full, &self.builder.graph.values[param.value]);
+        let name = owner.name.clone();
+        if owner.ty.shape.as_slice() != spec.shape {
+            let (alias_shape, shape) = (spec.shape.to_vec(), owner.ty.shape.to_vec());
+            return Err(self.error("", Problem::Tied { alias, alias_shape, name, shape }));
         }
-        let known = owner.name == written || param.aliases.contains(&written);
-        if known || !self.is_tied(&written) {
-            return Err(self.error("name", Problem::DuplicateParam { name: written }));
+        if let Some((at, options)) = spec.options
+            && *options != ParamOptions::default()
+        {
+            let field = "the options of its module".to_string();
+            return Err(self.error(at, Problem::TiedOption { field, pattern: alias, name }));
         }
-        let full = param.full;
-        self.builder.graph.params[index].aliases.push(written);
+        self.params.insert(alias.clone(), index);
+        self.builder.graph.params[index].aliases.push(alias);
         Ok(full)
-    }
-
-    /// Whether `name` is another name of a parameter, or a parameter with other names.
-    fn is_tied(&self, name: &str) -> bool {
-        self.tied.contains_key(name) || self.tied.values().any(|&it| it == name)
     }
 
     /// Reads placements by axis; axes that this mesh lacks, or has at size 1, cut nothing.
@@ -281,46 +277,66 @@ pub(super) fn ties(model: &Model) -> Result<FxHashMap<&str, &str>, ModelError> {
     Ok(res)
 }
 
-/// Every pattern must mean some parameter, or it is a misspelling.
+/// Every pattern and every name that is tied must mean some parameter, or it is a misspelling.
 pub(super) fn check_patterns(cx: &Cx<'_>) -> Result<(), ModelError> {
+    for (i, tie) in cx.model.tied.iter().enumerate() {
+        check_tie(cx, i, tie)?;
+    }
     let model = cx.model;
-    let graph = &*cx.builder.graph;
-    let names = || graph.params.iter().map(|it| &graph.values[it.value].name);
-    let check = |field: &str, at: String, pattern: &str, found: bool| {
-        if found {
-            return Ok(());
-        }
-        if let Some((_, name)) =
-            model.tied.iter().find(|it| field != "tied" && glob(pattern, &it.0))
-        {
-            let name = cx.tied.get(name.as_str()).map_or(name.as_str(), |it| it).to_string();
-            let (field, pattern) = (field.to_string(), pattern.to_string());
-            return Err(Problem::TiedOption { field, pattern, name }.at(At::Path(at)));
-        }
-        let known: Vec<String> = names().cloned().collect();
-        let nearest = nearest(pattern, &known).map(str::to_string);
-        let (field, pattern) = (field.to_string(), pattern.to_string());
-        Err(Problem::NoMatch { field, pattern, nearest }.at(At::Path(at)))
-    };
     let lists = [("decay", &model.decay), ("no_decay", &model.no_decay), ("frozen", &model.frozen)];
     for (field, patterns) in lists {
         for (i, pattern) in patterns.iter().enumerate() {
-            check(field, format!("{field}[{i}]"), pattern, names().any(|it| glob(pattern, it)))?;
+            check_pattern(cx, field, format!("{field}[{i}]"), pattern)?;
         }
     }
     for (pattern, _) in &model.parameters.0 {
-        let at = format!("parameters[\"{pattern}\"]");
-        check("parameters", at, pattern, names().any(|it| glob(pattern, it)))?;
-    }
-    for (i, (alias, name)) in model.tied.iter().enumerate() {
-        let known = graph.params.iter().any(|it| it.aliases.contains(alias));
-        check("tied", format!("tied[{i}][0]"), alias, known)?;
-        check(
-            "tied",
-            format!("tied[{i}][1]"),
-            name,
-            cx.params.contains_key(cx.tied[alias.as_str()]),
-        )?;
+        check_pattern(cx, "parameters", format!("parameters[\"{pattern}\"]"), pattern)?;
     }
     Ok(())
+}
+
+fn check_pattern(cx: &Cx<'_>, field: &str, at: String, pattern: &str) -> Result<(), ModelError> {
+    let graph = &*cx.builder.graph;
+    let names = || graph.params.iter().map(|it| &graph.values[it.value].name);
+    if names().any(|it| glob(pattern, it)) {
+        return Ok(());
+    }
+    let (field, pattern) = (field.to_string(), pattern.to_string());
+    let problem = match cx.model.tied.iter().find(|it| glob(&pattern, &it.0)) {
+        Some((alias, _)) => {
+            let name = cx.tied[alias.as_str()].to_string();
+            Problem::TiedOption { field, pattern, name }
+        }
+        None => {
+            let known: Vec<String> = names().cloned().collect();
+            let nearest = nearest(&pattern, &known).map(str::to_string);
+            Problem::NoMatch { field, pattern, nearest }
+        }
+    };
+    Err(problem.at(At::Path(at)))
+}
+
+/// Both names of a tie are parameters that modules declare, and the module of the alias comes later.
+fn check_tie(cx: &Cx<'_>, i: usize, tie: &(String, String)) -> Result<(), ModelError> {
+    let (alias, name) = tie;
+    for (side, written, other) in [(0, alias, name), (1, name, alias)] {
+        if cx.params.contains_key(written) {
+            continue;
+        }
+        let known = cx.params.keys().filter(|it| *it != other).cloned();
+        let known: Vec<String> = known.collect::<BTreeSet<_>>().into_iter().collect();
+        let (field, pattern) = ("tied".to_string(), written.clone());
+        let nearest = nearest(written, &known).map(str::to_string);
+        let problem = Problem::NoMatch { field, pattern, nearest };
+        return Err(problem.at(At::Path(format!("tied[{i}][{side}]"))));
+    }
+    let owner = cx.tied[alias.as_str()];
+    if cx.params[alias] == cx.params[owner] {
+        return Ok(());
+    }
+    let why = format!(
+        "is declared before `{owner}`, and of tied names the first is the parameter: write \
+         (\"{owner}\", \"{alias}\")"
+    );
+    Err(Problem::Tie { alias: alias.clone(), why }.at(At::Path(format!("tied[{i}][0]"))))
 }

@@ -5,10 +5,10 @@
 //! checked while elaborating.
 
 use super::error::{At, ModelError, Problem};
-use super::modules::Module;
+use super::modules::{Common, Module};
 use super::schema::{Batch, Model, ParamOptions, Units};
-use crate::graph::{Init, Optimizer};
-use crate::ops::{AdamW, ClipScale, Sgd};
+use crate::graph::{Checkpoint, Init, Optimizer};
+use crate::ops::{AdamW, ClipScale, CollectiveKind, OpKind, Sgd};
 use crate::quant::{Recipe, RecipeError};
 use crate::range::{Ranged, RealRange, number_text};
 use crate::run::{Decay, Run, Schedule};
@@ -25,6 +25,10 @@ const MAX_REPEAT: u64 = 10_000;
 /// Checks all numbers of a model.
 pub(super) fn check(model: &Model) -> Result<(), ModelError> {
     let fields = Fields::new("");
+    fields.name("name", &model.name)?;
+    for (n, axes) in &model.meshes {
+        axes.iter().try_for_each(|it| fields.name(&format!("meshes[{n}]"), it))?;
+    }
     let batch = match model.batch {
         Batch::Global(it) | Batch::PerReplica(it) => it,
     };
@@ -39,6 +43,7 @@ pub(super) fn check(model: &Model) -> Result<(), ModelError> {
     fields.init("output_init", model.output_init)?;
     check_training(model.optimizer.into(), model.clip_norm)?;
     fields.schedule("schedule", &model.schedule)?;
+    fields.checkpoint("checkpoint", &model.checkpoint)?;
     fields.recipe("recipe", &model.recipe)?;
     for (pattern, options) in &model.parameters.0 {
         Fields::new(&format!("parameters[\"{pattern}\"]")).options("", options)?;
@@ -159,6 +164,51 @@ impl Fields {
             .try_for_each(|it| self.real(&format!("{field}.{}", it.name), it.value, it.range))
     }
 
+    /// A name that the model declares.
+    pub fn name(&self, field: &str, name: &str) -> Result<(), ModelError> {
+        let ok = !name.chars().any(|it| it.is_control() || is_invisible(it));
+        self.require(ok, field, format!("{name:?}"), "without control or invisible characters")
+    }
+
+    /// What a module of any kind has.
+    pub(super) fn common(&self, common: Common<'_>) -> Result<(), ModelError> {
+        self.name("name", common.name)?;
+        let paths = &common.names.0;
+        paths.iter().try_for_each(|(key, path)| self.name(&format!("names[\"{key}\"]"), path))
+    }
+
+    /// Refuses fields of a module that is part of another, where those have no effect.
+    pub(super) fn no_effect(&self, fields: &[(&str, bool)], why: &str) -> Result<(), ModelError> {
+        match fields.iter().find(|it| it.1) {
+            None => Ok(()),
+            Some((field, _)) => {
+                let at = At::Path(self.join(field));
+                let (field, why) = (field.to_string(), why.to_string());
+                Err(Problem::NoEffect { field, why }.at(at))
+            }
+        }
+    }
+
+    /// What activation checkpointing keeps or computes again: results of ops, or of a kind of collective.
+    pub(super) fn checkpoint(
+        &self,
+        field: &str,
+        checkpoint: &Checkpoint,
+    ) -> Result<(), ModelError> {
+        let known = || {
+            let ops = OpKind::ALL.iter().filter(|it| **it != OpKind::Collective);
+            ops.map(|it| it.name()).chain(CollectiveKind::NAMES)
+        };
+        let listed = checkpoint.listed();
+        let Some(found) = listed.iter().find(|it| !known().any(|op| op == it.as_str())) else {
+            return Ok(());
+        };
+        let known = known().map(str::to_string).collect();
+        let (owner, found) = (Some("op".to_string()), found.clone());
+        let problem = Problem::UnknownVariant { owner, found, known };
+        Err(problem.at(At::Path(self.join(field))))
+    }
+
     /// How a parameter starts.
     pub fn init(&self, field: &str, init: Option<Init>) -> Result<(), ModelError> {
         init.map_or(Ok(()), |it| self.numbers(field, &it.numbers()))
@@ -193,6 +243,11 @@ impl Fields {
         let dot = if field.is_empty() { "" } else { "." };
         self.init(&format!("{field}{dot}init"), options.init)
     }
+}
+
+/// Characters that change how the text around them is shown: zero-width ones and those that turn its direction.
+fn is_invisible(it: char) -> bool {
+    matches!(it, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
 }
 
 /// The error of a tensor that is too large.

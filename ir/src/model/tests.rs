@@ -1,5 +1,7 @@
 //! Whole models: names, placements, and the text of every error.
 
+mod names;
+
 use std::path::Path;
 
 use super::attributes::{attributes, is_forward};
@@ -700,6 +702,10 @@ fn errors_in_blocks() {
          help: `bias_add` adds a vector to every row"
     );
     assert_eq!(
+        report(&source(r#"(op: "scale(factor:2)", inputs: ["x"], outputs: ["x"])"#), "1"),
+        "PL0213: `own`: two values are called `x`; give one of them another name\nat: outputs"
+    );
+    assert_eq!(
         report(&source(r#"(op: "add", inputs: ["x", "w"], outputs: [])"#), "1"),
         "PL0213: `own`: an op needs a name for each of its results\nat: outputs"
     );
@@ -1069,6 +1075,129 @@ fn errors_about_ties() {
         "`lm_head.weight` in frozen is tied to `model.embed_tokens.weight`, which has the options of \
          both\nat: \"lm_head.weight\"\nhelp: give the option to `model.embed_tokens.weight`",
     );
+}
+
+/// Both names of a tie are those of parameters, and the parameter comes first.
+#[test]
+fn ties_of_names_that_nothing_has() {
+    #[track_caller]
+    fn check(alias: &str, name: &str, expect: &str) {
+        let to = format!("sequence: 32, tied: [(\"{alias}\", \"{name}\")],");
+        check_error("sequence: 32,", &to, "1", &format!("PL0209: {expect}"));
+    }
+    let embedding = "model.embed_tokens.weight";
+    check(
+        "lm_head.weight",
+        "embed_tokens.weight",
+        "`embed_tokens.weight` in tied matches no parameter of the model\n\
+         at: \"embed_tokens.weight\"\nhelp: the nearest parameter is `model.embed_tokens.weight`",
+    );
+    check(
+        "lm_haed.weight",
+        embedding,
+        "`lm_haed.weight` in tied matches no parameter of the model\nat: \"lm_haed.weight\"\n\
+         help: the nearest parameter is `lm_head.weight`",
+    );
+    check(
+        "embed_tokens.weight",
+        "lm_head.weight",
+        "`embed_tokens.weight` in tied matches no parameter of the model\n\
+         at: \"embed_tokens.weight\"\nhelp: the nearest parameter is `model.embed_tokens.weight`",
+    );
+    check(
+        embedding,
+        "lm_head.weight",
+        "`model.embed_tokens.weight` in tied is declared before `lm_head.weight`, and of tied names \
+         the first is the parameter: write (\"lm_head.weight\", \"model.embed_tokens.weight\")\n\
+         at: \"model.embed_tokens.weight\"",
+    );
+    check_error(
+        "LmHead(name: \"lm_head\")",
+        "LmHead(name: \"model.embed_tokens\")",
+        "1",
+        "PL0211: two parameters are called `model.embed_tokens.weight`; give one of their modules \
+         another name, or tie them\nat: \"model.embed_tokens\"",
+    );
+    let source = example("llama-tiny.ron")
+        .replacen("32,", "32, tied: [(\"lm_head.weight\", \"model.embed_tokens.weight\")],", 1)
+        .replacen("\"lm_head\")", "\"lm_head\", weight: (init: Zeros))", 1);
+    assert_eq!(
+        report(&source, "1"),
+        "PL0209: `lm_head.weight` in the options of its module is tied to \
+         `model.embed_tokens.weight`, which has the options of both\nat: weight\n\
+         help: give the option to `model.embed_tokens.weight`"
+    );
+}
+
+#[test]
+fn names_of_parts_and_ops_that_the_model_has_not() {
+    check_error(
+        "heads: 4,",
+        "heads: 4, names: {\"q_porj\": \"wq\"},",
+        "1",
+        "PL0209: `model.layers.0.self_attn` has no part `q_porj`\nat: names\n\
+         help: did you mean `q_proj`?",
+    );
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, checkpoint: Recompute([\"glu\", \"layer_norm\"]),",
+        "1",
+        "PL0209: no op of these layers is `layer_norm`\nat: Recompute\n\
+         help: one of add, attention, ce_loss, ce_max, ce_stats, embedding, glu, matmul, rms_norm, rope",
+    );
+    check_error(
+        "n: 2,",
+        "n: 2, checkpoint: Selective([\"quantize\"]),",
+        "1",
+        "PL0209: no op of these layers is `quantize`\nat: Selective\n\
+         help: one of add, attention, glu, matmul, rms_norm, rope",
+    );
+    let checkpoint = ("checkpoint", "Selective([\"quantize\", \"all_gather\", \"transpose\"])");
+    tiny("1", &[checkpoint, ("recipe", "Float8CurrentScaling()")]);
+    // A list that no layer has is read, too.
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, checkpoint: Selective([\"attnetion\"]), fsdp: (units: Model),",
+        "1",
+        "PL0105: unknown op `attnetion`\nat: Selective\nhelp: did you mean `attention`?",
+    );
+}
+
+#[test]
+fn fields_that_have_no_effect() {
+    check_error(
+        "heads: 4,",
+        "heads: 4, name: \"attn\",",
+        "1",
+        "PL0217: `name` has no effect here: write `names: {\"self_attn\": ..}` in the layer\n\
+         at: \"attn\"",
+    );
+    check_error(
+        "theta: 10000",
+        "theta: 10000, tp_mesh: \"tp\"",
+        "1",
+        "PL0217: `tp_mesh` has no effect here: the rope of an attention has what the attention has\n\
+         at: \"tp\"",
+    );
+}
+
+#[test]
+fn declared_names_have_no_control_characters() {
+    let expect = |found: &str| {
+        format!("name is {found}, and must be without control or invisible characters")
+    };
+    for (written, found) in [
+        (r"llama\ntiny", r#""llama\ntiny""#),
+        (r"llama\ttiny", r#""llama\ttiny""#),
+        (r"\u{1b}[31mllama", r#""\u{1b}[31mllama""#),
+        (r"llama\u{202e}", r#""llama\u{202e}""#),
+    ] {
+        let source = example("llama-tiny.ron");
+        let text = report(&source.replacen("llama-tiny", written, 1), "1");
+        assert!(text.starts_with(&format!("PL0216: {}", expect(found))), "{text}");
+        let text = report(&source.replacen("model.norm", written, 1), "1");
+        assert!(text.starts_with(&format!("PL0216: {}", expect(found))), "{text}");
+    }
 }
 
 /// Editors on Windows write a byte order mark; errors point behind it.

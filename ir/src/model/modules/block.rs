@@ -101,8 +101,17 @@ impl ModuleDef for Block {
     }
 
     fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        for (i, name) in self.inputs.iter().enumerate() {
+            fields.name(&format!("inputs[{i}]"), name)?;
+        }
         for (name, param) in &self.params.0 {
-            param.check(&fields.of(&format!("params[\"{name}\"]")))?;
+            let field = format!("params[\"{name}\"]");
+            fields.name(&field, name)?;
+            param.check(&fields.of(&field))?;
+        }
+        for (i, op) in self.ops.iter().enumerate() {
+            let fields = fields.of(&format!("ops[{i}]"));
+            op.outputs.iter().try_for_each(|it| fields.name("outputs", it))?;
         }
         Ok(())
     }
@@ -115,17 +124,21 @@ impl ModuleDef for Block {
             );
         }
         let mut known: FxHashMap<&str, Value> = FxHashMap::default();
-        known.extend(self.inputs.iter().map(String::as_str).zip(inputs));
+        for (i, (name, value)) in self.inputs.iter().zip(inputs).enumerate() {
+            declare(cx, &mut known, name, value, &format!("inputs[{i}]"))?;
+        }
         if let Some(labels) = cx.labels {
             known.entry("labels").or_insert(labels);
         }
         for (name, param) in &self.params.0 {
             let value = cx.at(&format!("params[\"{name}\"]"), |cx| param.declare(cx, name))?;
-            known.insert(name, value);
+            declare(cx, &mut known, name, value, &format!("params[\"{name}\"]"))?;
         }
         for (i, it) in self.ops.iter().enumerate() {
             let results = cx.at(&format!("ops[{i}]"), |cx| it.apply(cx, &known))?;
-            known.extend(it.outputs.iter().map(String::as_str).zip(results));
+            for (name, value) in it.outputs.iter().zip(results) {
+                declare(cx, &mut known, name, value, &format!("ops[{i}].outputs"))?;
+            }
         }
         for (name, placement) in &self.placements.0 {
             let value = look_up(cx, &known, name, "placements")?;
@@ -161,7 +174,7 @@ impl BlockParam {
             trainable: self.trainable,
         };
         let mut spec = ParamSpec::new(name, &self.shape, cx.model.init);
-        spec.options = Some(&options);
+        spec.options = Some(("", &options));
         cx.param(spec)
     }
 }
@@ -195,6 +208,23 @@ impl BlockOp {
         }
         let names: SmallVec<[&str; 2]> = self.outputs.iter().map(String::as_str).collect();
         cx.at("op", |cx| cx.ops(&names, op, &inputs))
+    }
+}
+
+/// Gives a value its name in the block, which no other value there has.
+fn declare<'a>(
+    cx: &Cx<'_>,
+    known: &mut FxHashMap<&'a str, Value>,
+    name: &'a str,
+    value: Value,
+    field: &str,
+) -> Result<(), ModelError> {
+    match known.insert(name, value) {
+        None => Ok(()),
+        Some(_) => {
+            let why = format!("two values are called `{name}`; give one of them another name");
+            Err(cx.error(field, Problem::Op { block: cx.title(), why }))
+        }
     }
 }
 

@@ -59,7 +59,7 @@ impl ModuleDef for Embedding {
         let shape = [self.vocab, self.dim];
         let mut spec = ParamSpec::new("weight", &shape, self.init.unwrap_or(cx.model.init));
         spec.masked = true;
-        spec.options = Some(&self.weight);
+        spec.options = Some(("weight", &self.weight));
         let table = cx.param(spec.cut(0, cx.tp.cut()))?;
         let padding_idx = self.padding_idx;
         let rows = cx.op("", ops::Embedding { padding_idx }, &[ids, table])?;

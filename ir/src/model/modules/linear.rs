@@ -76,7 +76,7 @@ pub(super) struct Projection<'s> {
     pub bias: bool,
     pub parallel: Parallel,
     pub init: Init,
-    pub options: Option<&'s ParamOptions>,
+    pub options: Option<(&'s str, &'s ParamOptions)>,
 }
 
 impl Parallel {
@@ -142,7 +142,11 @@ pub(super) fn check_sizes(
 ) -> Result<(), ModelError> {
     fields.optional_size("in_features", in_features)?;
     fields.optional_size("out_features", out_features)?;
-    fused.0.iter().try_for_each(|(name, it)| fields.size(&format!("fused[\"{name}\"]"), *it))
+    fused.0.iter().try_for_each(|(name, it)| {
+        let field = format!("fused[\"{name}\"]");
+        fields.name(&field, name)?;
+        fields.size(&field, *it)
+    })
 }
 
 impl Projections<'_> {
@@ -183,7 +187,7 @@ impl Projections<'_> {
             bias: self.bias,
             parallel: parallel.clone(),
             init,
-            options: Some(self.options),
+            options: Some(("weight", self.options)),
         };
         if self.fused.0.is_empty() {
             if column {

@@ -61,7 +61,7 @@ impl ModuleDef for LmHead {
         let shape = [vocab, cx.width(x)];
         let mut spec = ParamSpec::new("weight", &shape, self.init.unwrap_or(cx.model.init));
         spec.masked = true;
-        spec.options = Some(&self.weight);
+        spec.options = Some(("weight", &self.weight));
         let weight = cx.param(spec.cut(0, cx.tp.cut()))?;
         let bias = match self.bias {
             true => {

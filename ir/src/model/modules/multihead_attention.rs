@@ -70,7 +70,7 @@ impl ModuleDef for MultiheadAttention {
         fields.optional_size("head_dim", self.head_dim)?;
         self.norm.map_or(Ok(()), |it| it.check(fields, "norm"))?;
         self.qk_norm.map_or(Ok(()), |it| it.check(fields, "qk_norm"))?;
-        self.rope.as_ref().map_or(Ok(()), |it| it.check(&fields.of("rope")))?;
+        self.rope.as_ref().map_or(Ok(()), |it| it.check_part(&fields.of("rope")))?;
         self.scale.map_or(Ok(()), |it| fields.real("scale", it, ops::Attention::SCALE))?;
         fields.init("init", self.init)?;
         fields.init("output_init", self.output_init)

@@ -47,7 +47,7 @@ impl ModuleDef for PositionEmbedding {
         }
         let shape = [self.positions, cx.width(x)];
         let mut spec = ParamSpec::new("weight", &shape, self.init.unwrap_or(cx.model.init));
-        spec.options = Some(&self.weight);
+        spec.options = Some(("weight", &self.weight));
         let table = cx.param(spec)?;
         let (sequence, inner) = (cx.model.sequence, cx.width(x));
         let rows = match self.positions == sequence {

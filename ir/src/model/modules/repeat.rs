@@ -8,10 +8,9 @@
 use super::{Attention, Common, Module, ModuleDef, attentions_in};
 use crate::graph::Checkpoint;
 use crate::model::elaborate::{Cx, Values};
-use crate::model::error::{At, ModelError, Problem};
+use crate::model::error::ModelError;
 use crate::model::names::join;
 use crate::model::range::Fields;
-use crate::ops::{CollectiveKind, OpKind};
 use crate::quant::Recipe;
 
 module! {
@@ -42,21 +41,20 @@ impl ModuleDef for Repeat {
 
     fn check(&self, fields: &Fields) -> Result<(), ModelError> {
         fields.repeats("n", self.n.into())?;
+        fields.name("prefix", &self.prefix)?;
         let (start, end) = (self.num_layers_at_start_in_bf16, self.num_layers_at_end_in_bf16);
         let expected = format!("at most n, which is {}", self.n);
         fields.require(start <= self.n, "num_layers_at_start_in_bf16", start, &expected)?;
         let rest = self.n - start;
         let expected = format!("at most {rest}, the layers that are not at the start");
         fields.require(end <= rest, "num_layers_at_end_in_bf16", end, &expected)?;
+        self.checkpoint.as_ref().map_or(Ok(()), |it| fields.checkpoint("checkpoint", it))?;
         fields.modules("body", &self.body)
     }
 
     fn build(&self, cx: &mut Cx<'_>, mut values: Values) -> Result<Values, ModelError> {
-        let (checkpoint, at) = match &self.checkpoint {
-            Some(own) => (own, cx.here("checkpoint")),
-            None => (&cx.model.checkpoint, At::Path("checkpoint".into())),
-        };
-        check_ops(checkpoint, at)?;
+        let checkpoint = self.checkpoint.as_ref().unwrap_or(&cx.model.checkpoint);
+        let before = cx.builder.graph.nodes.len();
         let quantized = self.num_layers_at_start_in_bf16..self.n - self.num_layers_at_end_in_bf16;
         for index in 0..self.n {
             let name = join(&self.prefix, &index.to_string()).into_owned();
@@ -68,30 +66,13 @@ impl ModuleDef for Repeat {
             })?;
             cx.check_size(index, self.n)?;
         }
+        if let Some(own) = &self.checkpoint {
+            cx.check_checkpoint(own, before, cx.here("checkpoint"))?;
+        }
         Ok(values)
     }
 
     fn attentions(&self, path: &str, tp_mesh: Option<&str>, found: &mut Vec<Attention>) {
         attentions_in(&self.body, &format!("{path}.body"), tp_mesh, found);
-    }
-}
-
-/// What is kept or recomputed are results of ops that exist, or of a kind of collective.
-fn check_ops(checkpoint: &Checkpoint, at: At) -> Result<(), ModelError> {
-    let named = match checkpoint {
-        Checkpoint::None | Checkpoint::Full => return Ok(()),
-        Checkpoint::Selective(ops) | Checkpoint::Recompute(ops) => ops,
-    };
-    let known = || {
-        let ops = OpKind::ALL.iter().filter(|it| **it != OpKind::Collective);
-        ops.map(|it| it.name()).chain(CollectiveKind::NAMES)
-    };
-    match named.iter().find(|it| !known().any(|op| op == it.as_str())) {
-        None => Ok(()),
-        Some(it) => {
-            let known = known().map(str::to_string).collect();
-            let (owner, found) = (Some("op".to_string()), it.clone());
-            Err(Problem::UnknownVariant { owner, found, known }.at(at))
-        }
     }
 }

@@ -40,6 +40,12 @@ impl ModuleDef for TransformerLayer {
     }
 
     fn check(&self, fields: &Fields) -> Result<(), ModelError> {
+        for (field, part, name) in
+            [("attention", "self_attn", &self.attention.name), ("mlp", "mlp", &self.mlp.name)]
+        {
+            let why = format!("write `names: {{\"{part}\": ..}}` in the layer");
+            fields.of(field).no_effect(&[("name", !name.is_empty())], &why)?;
+        }
         self.attention.check(&fields.of("attention"))?;
         self.mlp.check(&fields.of("mlp"))?;
         self.norm.check(fields, "norm")?;

@@ -1,0 +1,219 @@
+//! Every name in a `model.ron` matches something: a corpus of models that write every field of the schema,
+//! each name of which is replaced by one that nothing has.
+//!
+//! The test asks serde for the fields of every struct and the words of every list (the errors of unknown ones
+//! carry them), so a new field or variant that the corpus lacks fails `the_corpus_writes_every_field`, and a
+//! new name that is looked up nowhere fails `a_name_that_matches_nothing_is_refused`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+use super::*;
+
+/// Models with their meshes.
+const CORPUS: &[(&str, &str)] = &[
+    (include_str!("names/layers.ron"), "2x2x2"),
+    (include_str!("names/parts.ron"), "2x2"),
+    (include_str!("names/plain.ron"), "2"),
+];
+
+/// Fields that give something a name: any is right. `*` stands for every module.
+const DECLARES: &[&str] = &[
+    "Model.name",
+    "Model.meshes value",
+    "*.name",
+    "Repeat.prefix",
+    "*.names value",
+    "*.fused key",
+    "Block.inputs",
+    "Block.params key",
+    "ops.outputs",
+];
+
+/// A name that nothing in the corpus has.
+const NOTHING: &str = "zz_nothing";
+
+/// A quoted string of a source.
+struct Name {
+    /// The struct and the field that it is in, as in `Block.params key`.
+    place: String,
+    /// Its bytes, quotes included.
+    bytes: Range<usize>,
+}
+
+/// What a source consists of.
+#[derive(Default)]
+struct Parts {
+    names: Vec<Name>,
+    /// Words that are no keys, with the bytes of what stands in brackets behind them.
+    words: Vec<(Range<usize>, Option<Range<usize>>)>,
+    /// What stands in round brackets, and the keys there.
+    structs: Vec<(Range<usize>, BTreeSet<String>)>,
+}
+
+/// An open bracket.
+struct Open {
+    bracket: u8,
+    at: usize,
+    /// The word before it, or the field that it is the value of.
+    owner: String,
+    /// Index in [`Parts::words`] of the word before it.
+    word: Option<usize>,
+    /// The field at hand.
+    field: String,
+    keys: BTreeSet<String>,
+    /// The map's key has been read.
+    has_key: bool,
+}
+
+/// Reads RON as the corpus writes it: comments of a line, plain strings.
+fn parts(source: &str) -> Parts {
+    let (bytes, mut res) = (source.as_bytes(), Parts::default());
+    let mut open: Vec<Open> = Vec::new();
+    let mut at = 0;
+    while at < bytes.len() {
+        let start = at;
+        at += 1;
+        let end = |stop: &dyn Fn(u8) -> bool| {
+            bytes[at..].iter().position(|&it| stop(it)).map_or(bytes.len(), |n| at + n)
+        };
+        match bytes[start] {
+            b'/' => at = end(&|it| it == b'\n'),
+            b'"' => {
+                at = end(&|it| it == b'"') + 1;
+                let key = source[at..].starts_with(':');
+                let holder = open.iter().rev().find(|it| !it.field.is_empty()).expect("a field");
+                let in_map = open.last().is_some_and(|it| it.bracket == b'{');
+                let mut around = open.iter().rev().take_while(|it| it.field.is_empty());
+                let value = around.any(|it| it.has_key);
+                let role = match (in_map && key, value) {
+                    (true, _) => " key",
+                    (_, true) => " value",
+                    _ => "",
+                };
+                let place = format!("{}.{}{role}", holder.owner, holder.field);
+                if let Some(it) = open.last_mut().filter(|_| in_map) {
+                    it.has_key = key;
+                }
+                res.names.push(Name { place, bytes: start..at });
+            }
+            bracket @ (b'(' | b'[' | b'{') => {
+                let before = res.words.last().filter(|it| it.0.end == start);
+                let word = before.map(|_| res.words.len() - 1);
+                let field = open.iter().rev().map(|it| &it.field).find(|it| !it.is_empty());
+                let owner = match before {
+                    Some(it) => source[it.0.clone()].to_string(),
+                    None => field.cloned().unwrap_or_default(),
+                };
+                let (field, keys, has_key) = (String::new(), BTreeSet::new(), false);
+                open.push(Open { bracket, at: start, owner, word, field, keys, has_key });
+            }
+            b')' | b']' | b'}' => {
+                let it = open.pop().expect("an open bracket");
+                if let Some(word) = it.word {
+                    res.words[word].1 = Some(it.at..at);
+                }
+                if it.bracket == b'(' {
+                    res.structs.push((it.at..at, it.keys));
+                }
+            }
+            b',' => {
+                if let Some(it) = open.last_mut() {
+                    it.has_key = false;
+                }
+            }
+            it if it.is_ascii_alphanumeric() => {
+                at = end(&|it| !(it.is_ascii_alphanumeric() || b"_.-".contains(&it)));
+                let word = source[start..at].to_string();
+                let is_key = source[at..].starts_with(':');
+                match open.last_mut() {
+                    Some(it) if is_key && it.bracket == b'{' => it.has_key = true,
+                    Some(it) if is_key => {
+                        it.keys.insert(word.clone());
+                        it.field = word;
+                    }
+                    _ => res.words.push((start..at, None)),
+                }
+            }
+            _ => {}
+        }
+    }
+    res
+}
+
+fn with(source: &str, bytes: Range<usize>, text: &str) -> String {
+    format!("{}{text}{}", &source[..bytes.start], &source[bytes.end..])
+}
+
+fn elaborated(source: &str, mesh: &str) -> Result<Graph, ModelError> {
+    elaborate(&parse(source)?, &MeshSpec::parse(mesh)?)
+}
+
+#[test]
+fn the_corpus_writes_every_field() {
+    // By the list of what may stand there: what does.
+    let mut fields: BTreeMap<Vec<String>, (String, BTreeSet<String>)> = BTreeMap::new();
+    let mut words: BTreeMap<Vec<String>, BTreeSet<String>> = BTreeMap::new();
+    for (source, mesh) in CORPUS {
+        elaborated(source, mesh).unwrap_or_else(|it| panic!("{it} at {}", it.at));
+        let parts = parts(source);
+        for (bytes, keys) in &parts.structs {
+            let inside = bytes.start + 1..bytes.start + 1;
+            let found = parse(&with(source, inside, "zz: 1, ")).map_err(|it| *it.problem);
+            if let Err(Problem::UnknownField { owner, known, .. }) = found {
+                let owner = owner.unwrap_or_default();
+                let known = fields.entry(known).or_insert((owner, BTreeSet::new()));
+                known.1.extend(keys.iter().cloned());
+            }
+        }
+        for (bytes, _) in &parts.words {
+            let found = parse(&with(source, bytes.clone(), "Zz")).map_err(|it| *it.problem);
+            if let Err(Problem::UnknownVariant { known, .. }) = found {
+                words.entry(known).or_default().insert(source[bytes.clone()].to_string());
+            }
+        }
+    }
+    for (known, (owner, written)) in &fields {
+        for field in known {
+            assert!(written.contains(field), "the corpus never writes `{field}` of `{owner}`");
+        }
+    }
+    assert!(fields.len() > 30 && words.len() > 15, "{} structs", fields.len());
+    // A word that stands alone has no fields.
+    for (source, _) in CORPUS {
+        for (bytes, behind) in parts(source).words {
+            let whole = bytes.start..behind.map_or(bytes.end, |it| it.end);
+            let found = parse(&with(source, bytes, "Zz")).map_err(|it| *it.problem);
+            let Err(Problem::UnknownVariant { known, .. }) = found else { continue };
+            for word in &known {
+                let alone = || parse(&with(source, whole.clone(), word)).is_ok();
+                assert!(
+                    words[&known].contains(word) || alone(),
+                    "the corpus never writes `{word}`"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_name_that_matches_nothing_is_refused() {
+    let (mut refused, mut declared, mut accepted) = (0, BTreeSet::new(), Vec::new());
+    for (source, mesh) in CORPUS {
+        for Name { place, bytes } in parts(source).names {
+            let field = place.split_once('.').expect("an owner").1;
+            let any = format!("*.{field}");
+            let declares = DECLARES.iter().find(|it| **it == place || **it == any);
+            let replaced = with(source, bytes.clone(), &format!("\"{NOTHING}\""));
+            match (elaborated(&replaced, mesh), declares) {
+                // It may be refused for another name, which refers to this one.
+                (_, Some(it)) => _ = declared.insert(*it),
+                (Err(_), None) => refused += 1,
+                (Ok(_), None) => accepted.push(format!("{place}: {}", &source[bytes])),
+            }
+        }
+    }
+    assert_eq!(accepted, [""; 0], "names that match nothing are accepted");
+    assert_eq!(declared, DECLARES.iter().copied().collect());
+    assert!(refused > 100, "only {refused} names refer to something");
+}
