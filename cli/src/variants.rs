@@ -71,7 +71,8 @@ pub fn meshes(
             }
             seen.push(uses);
             let axes: Vec<(&str, u32)> = axes.collect();
-            let why = tp_across_nodes(model, &Mesh::new(&axes), ranks_per_node);
+            let why = replicates(model, &axes)
+                .or_else(|| tp_across_nodes(model, &Mesh::new(&axes), ranks_per_node));
             let mesh = MeshSpec::Sizes(sizes);
             match why {
                 Some(why) => refused.push((mesh, why)),
@@ -80,6 +81,13 @@ pub fn meshes(
         }
     }
     (sensible, refused)
+}
+
+/// What is wrong with a mesh of these axes and sizes if ranks do the same work.
+fn replicates(model: &Model, axes: &[(&str, u32)]) -> Option<String> {
+    let (name, size) =
+        axes.iter().find(|it| it.1 > 1 && model.replicas.iter().any(|r| r == it.0))?;
+    Some(format!("{size} ranks of `{name}` would do the same work, as `replicas` says"))
 }
 
 /// What is wrong with a mesh of these axes and sizes if its tensor parallelism leaves a node.
@@ -157,6 +165,8 @@ mod tests {
         check(8, "", "8 1x8 2x4 4x2 2x1x4 2x2x2 2x4x1 4x1x2 4x2x1 8x1x1", "");
         check(16, "meshes: {2: [\"dp\", \"tp\"]},", "2x8 4x4 8x2 16x1", "1x16");
         check(7, "meshes: {1: [\"tp\"]},", "7", "");
+        let spare = "meshes: {2: [\"dp\", \"spare\"]}, replicas: [\"spare\"],";
+        check(4, spare, "4x1", "1x4 2x2");
     }
 
     #[test]

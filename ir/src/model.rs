@@ -7,6 +7,7 @@
 mod attributes;
 mod elaborate;
 mod error;
+mod jobs;
 mod layout;
 mod locate;
 mod mesh;

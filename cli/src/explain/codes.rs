@@ -214,6 +214,17 @@ pub const CODES: &[Code] = &[
         fix: "Remove it, or write what the report says.",
     },
     Code {
+        code: "PL0218",
+        title: "a mesh axis without a job",
+        text: "An axis with more than one coordinate cuts neither data nor a weight nor an activation, so \
+               all ranks along it would do the same work. What cuts something are the axes of \
+               data_parallel, fsdp.axes, tp_mesh and placements; weight_mesh only says over which axes \
+               scales agree. The defaults of these fields know the names dp, dp_replicate, dp_shard and tp.",
+        example: "--set 'meshes={2: [\"fsdp\", \"tensor\"]}' without data_parallel, fsdp.axes and tp_mesh.",
+        fix: "Name the axis in one of these fields, or leave it out of the mesh. Where ranks are meant to do \
+              the same work, list it in replicas.",
+    },
+    Code {
         code: "PL0301",
         title: "no gradient",
         text: "The loss depends on a parameter through something that has no gradient.",

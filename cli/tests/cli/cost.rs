@@ -111,6 +111,43 @@ fn sweep_compares_meshes() {
     assert!(seconds.is_sorted(), "{seconds:?}");
 }
 
+/// D22, MaxText#5088: axes that cut nothing make all ranks do the same work, and a GPU's MFU looks fine.
+#[test]
+fn meshes_with_axes_without_a_job_are_refused() {
+    let folder = Folder::new("jobs", &[]);
+    let set = |it: &str| format!("--set meshes={it} --set batch=PerReplica(4)");
+    let foreign = set("{1:[\"dp\"],2:[\"fsdp\",\"tensor\"]}");
+    let ran = folder.planc(&format!("compile model.ron --mesh 2x4 {foreign}"));
+    assert_eq!((ran.code, ran.stdout.as_str()), (1, ""));
+    let text = unwrapped(&ran.stderr);
+    assert!(text.contains("error[PL0218]"), "{text}");
+    assert!(text.contains("axis `fsdp` of size 2 cuts no data, weight or activation"), "{text}");
+    assert!(text.contains("call the axis `dp`"), "{text}");
+
+    let line = format!("sweep model.ron --gpus 4 --target h200 {foreign} --format json");
+    let found = json(&folder.works(&line));
+    let meshes: Vec<&Value> =
+        found["meshes"].as_array().expect("a list").iter().map(|it| &it["mesh"]).collect();
+    assert_eq!(meshes, ["4"]);
+    for it in found["refused"].as_array().expect("a list") {
+        let why = it["why"].as_str().expect("text");
+        assert!(why.contains("cuts no data, weight or activation"), "{it}");
+    }
+
+    let foreign = set("{2:[\"fsdp\",\"tensor\"]}");
+    let ran = folder.planc(&format!("sweep model.ron --gpus 4 --target h200 {foreign}"));
+    assert_eq!(ran.code, 1);
+    assert!(ran.stderr.contains("error[PL0654]"), "{}", ran.stderr);
+    let text = unwrapped(&ran.stderr);
+    assert!(text.contains("axis `tensor` of size 4 cuts no data"), "{text}");
+    assert!(text.contains("axis `fsdp` of size 2 cuts no data"), "{text}");
+
+    let spare = format!("{} --set replicas=[\"spare\"]", set("{2:[\"dp\",\"spare\"]}"));
+    folder.works(&format!("compile model.ron --mesh 2x2 {spare}"));
+    let text = folder.works(&format!("sweep model.ron --gpus 4 --target h200 {spare}"));
+    assert!(unwrapped(&text).contains("4 ranks of `spare` would do the same work"), "{text}");
+}
+
 #[test]
 fn sweep_puts_last_what_does_not_fit() {
     let folder = Folder::new("sweep_limit", &[]);

@@ -78,6 +78,7 @@ pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
     cx.chain("layers", &model.layers, smallvec![tokens])?;
     super::params::check_patterns(&cx)?;
     cx.check_checkpoint(&model.checkpoint, 0, At::Path("checkpoint".into()))?;
+    super::jobs::check(cx.builder.graph, &layout)?;
     if graph.results.is_empty() {
         return Err(Problem::NoLoss.at(At::Path("layers".into())));
     }

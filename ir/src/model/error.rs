@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use ron::error::{Position, SpannedError};
 
+use super::jobs;
 use super::locate::locate;
 use crate::build::BuildError;
 use crate::ops::TypeError;
@@ -144,6 +145,17 @@ pub enum Problem {
         first: &'static str,
         /// The other.
         second: &'static str,
+    },
+    /// An axis that cuts nothing.
+    #[error(
+        "axis `{axis}` of size {size} cuts no data, weight or activation: its ranks would all do the \
+         same work"
+    )]
+    IdleAxis {
+        /// The axis.
+        axis: String,
+        /// How many coordinates it has.
+        size: u32,
     },
     /// A placement that is none of this tensor.
     #[error("`{tensor}`: {source}")]
@@ -386,6 +398,7 @@ impl ModelError {
             Problem::AxisTwice { .. } => "PL0215",
             Problem::Range { .. } => "PL0216",
             Problem::NoEffect { .. } => "PL0217",
+            Problem::IdleAxis { .. } => "PL0218",
         }
     }
 
@@ -394,11 +407,20 @@ impl ModelError {
         match &*self.problem {
             Problem::UnknownField { field, known, .. }
             | Problem::UnknownVariant { found: field, known, .. }
-            | Problem::UnknownAxis { name: field, known }
             | Problem::UnknownOp { found: field, known, .. }
             | Problem::UnknownPart { name: field, known, .. }
             | Problem::NoSuchOp { op: field, known }
             | Problem::UnknownValue { name: field, known, .. } => Some(suggest(field, known)),
+            Problem::UnknownAxis { name, known } => Some(match jobs::hint(name) {
+                Some(hint) => format!("{hint}; this model has the axes {}", known.join(", ")),
+                None => suggest(name, known),
+            }),
+            Problem::IdleAxis { axis, .. } => Some(jobs::hint(axis).unwrap_or_else(|| {
+                format!(
+                    "give it a job in `data_parallel`, `fsdp.axes`, `tp_mesh` or `placements`, leave it \
+                     out of the mesh, or write `replicas: [\"{axis}\"]`"
+                )
+            })),
             Problem::Indivisible { fix, .. } => Some(fix.clone()),
             Problem::KvHeads { kv_heads, axis, .. } => Some(format!(
                 "use a `{axis}` that divides {kv_heads} (each rank gets some of the KV heads) or a \

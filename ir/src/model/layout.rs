@@ -38,6 +38,8 @@ pub struct Layout {
     pub after_forward: AfterForward,
     /// The model's tensor-parallel axis.
     pub tp: Tp,
+    /// Names of the axes along which ranks may do the same work.
+    pub replicas: Vec<String>,
     /// Axes over which a weight's scale must agree, if declared.
     pub weight_mesh: Option<AxisSet>,
 }
@@ -99,7 +101,8 @@ impl Layout {
             Some(it) => Some(set(&mesh, &job(&Some(it.clone()), &[], &names, "weight_mesh")?)),
             None => None,
         };
-        Ok(Layout { mesh, names, data, fsdp, fsdp_names, after_forward, tp, weight_mesh })
+        let replicas = job(&Some(model.replicas.clone()), &[], &names, "replicas")?;
+        Ok(Layout { mesh, names, data, fsdp, fsdp_names, after_forward, tp, replicas, weight_mesh })
     }
 
     /// The tensor-parallel axis called `name`.

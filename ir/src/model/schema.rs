@@ -45,6 +45,9 @@ pub struct Model {
     /// The tensor-parallel axis; by default `tp`, if a mesh of the model has it.
     #[serde(default)]
     pub tp_mesh: Option<String>,
+    /// Axes along which all ranks do the same work. Any other axis must cut something.
+    #[serde(default)]
+    pub replicas: Vec<String>,
     /// Activations between tensor-parallel regions are sharded over their sequence dimension.
     #[serde(default)]
     pub sequence_parallel: bool,

@@ -518,7 +518,7 @@ fn errors_about_axes() {
         "sequence: 32, parameters: {\"lm_head.weight\": (placements: {\"ep\": Shard(0)})},",
         "2x2",
         "PL0201: no mesh of this model has an axis `ep`\nat: placements\n\
-         help: did you mean `dp`?",
+         help: planc has no expert parallelism; this model has the axes dp, tp, dp_replicate, dp_shard",
     );
     check_error(
         "sequence: 32,",
@@ -1198,6 +1198,73 @@ fn declared_names_have_no_control_characters() {
         let text = report(&source.replacen("model.norm", written, 1), "1");
         assert!(text.starts_with(&format!("PL0216: {}", expect(found))), "{text}");
     }
+}
+
+/// An axis that cuts nothing is an error, unless the model says that its ranks do the same work.
+#[test]
+fn axes_without_a_job() {
+    let with = |fields: &str| {
+        example("llama-tiny.ron").replacen("sequence: 32,", &format!("sequence: 32, {fields}"), 1)
+    };
+    let what =
+        "cuts no data, weight or activation: its ranks would all do the same work\nat: --mesh";
+    let meshes = "meshes: {2: [\"fsdp\", \"tensor\"]},";
+    assert_eq!(
+        report(&with(meshes), "2x1"),
+        format!(
+            "PL0218: axis `fsdp` of size 2 {what}\nhelp: call the axis `dp` (or `dp_replicate` and \
+             `dp_shard`), or write `data_parallel: [\"fsdp\"], fsdp: (axes: [\"fsdp\"])`"
+        )
+    );
+    assert_eq!(
+        report(&with(meshes), "1x2"),
+        format!(
+            "PL0218: axis `tensor` of size 2 {what}\nhelp: call the axis `tp`, or write `tp_mesh: \"tensor\"`"
+        )
+    );
+    let given = "data_parallel: [\"fsdp\"], fsdp: (axes: [\"fsdp\"]), tp_mesh: \"tensor\",";
+    graph_of(&with(&format!("{meshes} {given}")), "2x2", &[]);
+    let spare = "meshes: {2: [\"dp\", \"spare\"]},";
+    assert_eq!(
+        report(&with(&format!("{spare} weight_mesh: [\"spare\"],")), "2x2"),
+        format!(
+            "PL0218: axis `spare` of size 2 {what}\nhelp: give it a job in `data_parallel`, `fsdp.axes`, \
+             `tp_mesh` or `placements`, leave it out of the mesh, or write `replicas: [\"spare\"]`"
+        )
+    );
+    graph_of(&with(spare), "4x1", &[]);
+    graph_of(&with(&format!("{spare} replicas: [\"spare\"],")), "2x2", &[]);
+    graph_of(
+        &with(&format!(
+            "{spare} parameters: {{\"lm_head.weight\": (placements: {{\"spare\": Shard(0)}})}},"
+        )),
+        "2x2",
+        &[],
+    );
+    assert_eq!(
+        report(&with(&format!("{spare} replicas: [\"spar\"],")), "2x2"),
+        "PL0201: no mesh of this model has an axis `spar`\nat: \"spar\"\nhelp: did you mean `spare`?"
+    );
+    assert_eq!(
+        report(&with(&format!("{spare} replicas: [\"dp\"],")), "2x1"),
+        "PL0215: axis `dp` is both an axis of replicas and one that cuts tensors; one axis can do one \
+         of them\nat: replicas"
+    );
+    // `dp_replicate` cuts the batch.
+    assert_eq!(
+        report(&with("data_parallel: [\"dp_shard\"],"), "2x2x1"),
+        format!(
+            "PL0218: axis `dp_replicate` of size 2 {what}\nhelp: give it a job in `data_parallel`, \
+         `fsdp.axes`, `tp_mesh` or `placements`, leave it out of the mesh, or write `replicas: \
+         [\"dp_replicate\"]`"
+        )
+    );
+    assert_eq!(
+        report(&with(""), "cp=2"),
+        "PL0201: no mesh of this model has an axis `cp`\nat: --mesh\nhelp: planc has no context \
+         parallelism; `sequence_parallel: true` cuts the sequences of activations between layers over \
+         the tensor-parallel axis; this model has the axes dp, tp, dp_replicate, dp_shard"
+    );
 }
 
 /// Editors on Windows write a byte order mark; errors point behind it.

@@ -12,7 +12,7 @@ use super::*;
 
 /// Models with their meshes.
 const CORPUS: &[(&str, &str)] = &[
-    (include_str!("names/layers.ron"), "2x2x2"),
+    (include_str!("names/layers.ron"), "2x2x2x2"),
     (include_str!("names/parts.ron"), "2x2"),
     (include_str!("names/plain.ron"), "2"),
 ];

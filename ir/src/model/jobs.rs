@@ -1,0 +1,60 @@
+//! Every axis of a mesh has a job: it cuts data, weights or activations. Ranks along an axis that cuts nothing
+//! would all compute the same, so such an axis is an error, unless the model lists it in `replicas`.
+//!
+//! What an axis does is read off the shardings that elaboration pins. They are all that propagation starts from,
+//! so it never uses an axis that is in none of them.
+
+use super::error::{At, ModelError, Problem};
+use super::layout::Layout;
+use crate::Graph;
+use crate::placement::AxisSet;
+
+/// Checks the axes of the elaborated `graph`.
+pub(super) fn check(graph: &Graph, layout: &Layout) -> Result<(), ModelError> {
+    let mesh = &graph.mesh;
+    let pinned = graph.values.values().filter_map(|it| it.sharding.as_ref());
+    let used = pinned
+        .fold(AxisSet::EMPTY, |used, it| used.union(it.sharded_axes()).union(it.partial_axes()));
+    for (axis, size) in mesh.user_axes() {
+        let replicates = layout.replicas.iter().any(|it| it == axis);
+        let has_job = mesh.axes_named(axis).iter().any(|it| used.contains(*it));
+        let axis = axis.to_string();
+        match (replicates, has_job) {
+            (true, true) => {
+                let (first, second) = ("an axis of replicas", "one that cuts tensors");
+                let at = At::Path("replicas".to_string());
+                return Err(Problem::AxisTwice { axis, first, second }.at(at));
+            }
+            (false, false) if size > 1 => {
+                return Err(Problem::IdleAxis { axis, size }.at(At::Mesh));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// What does the job that an axis of this name has in other systems.
+pub(super) fn hint(axis: &str) -> Option<String> {
+    let data = |fields: &str| {
+        format!("call the axis `dp` (or `dp_replicate` and `dp_shard`), or write `{fields}`")
+    };
+    Some(match axis {
+        "data" => data("data_parallel: [\"data\"]"),
+        "fsdp" => data("data_parallel: [\"fsdp\"], fsdp: (axes: [\"fsdp\"])"),
+        "tensor" | "model" => {
+            format!("call the axis `tp`, or write `tp_mesh: \"{axis}\"`")
+        }
+        "sequence" => {
+            "planc cuts sequences over the tensor-parallel axis, which is `tp` or `tp_mesh`, \
+                       with `sequence_parallel: true`"
+                .to_string()
+        }
+        "context" | "cp" => "planc has no context parallelism; `sequence_parallel: true` cuts the \
+                             sequences of activations between layers over the tensor-parallel axis"
+            .to_string(),
+        "pipeline" | "pp" => "planc has no pipeline parallelism".to_string(),
+        "expert" | "ep" => "planc has no expert parallelism".to_string(),
+        _ => return None,
+    })
+}
