@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::build::{BuildError, Builder};
-use crate::graph::{Node, Value};
+use crate::graph::{Node, NodeData, Value};
 use crate::range::{RangeError, Ranged};
 use crate::types::{DType, Shape, TensorType};
 
@@ -386,6 +386,17 @@ pub enum GradError {
         /// The op.
         op: String,
     },
+    /// A part of the cross entropy, whose gradient leaves out that of the largest logit.
+    #[error(
+        "`{name}` depends on `{max}`, the largest logit, in whose gradient there is only a part of the \
+         cross entropy: a `ce_loss` of `{max}` must be all that reads it"
+    )]
+    ShiftStays {
+        /// Result of the op.
+        name: String,
+        /// The operand that is left out.
+        max: String,
+    },
     /// The gradient's ops do not fit together: a bug in the op.
     #[error(transparent)]
     Build(#[from] BuildError),
@@ -417,6 +428,18 @@ impl GradCx<'_, '_> {
     pub fn not_differentiable(&self) -> GradError {
         let op = self.builder.graph.nodes[self.node].op.to_text();
         GradError::NotDifferentiable { name: self.name().to_string(), op }
+    }
+
+    /// The error of a part of the cross entropy whose operand `max` cannot be taken as a constant.
+    pub fn shift_stays(&self, max: usize) -> GradError {
+        let max = self.builder.graph.values[self.inputs[max]].name.clone();
+        GradError::ShiftStays { name: self.name().to_string(), max }
+    }
+
+    /// What makes a value; `None` of a leaf.
+    pub fn producer(&self, value: Value) -> Option<&NodeData> {
+        let graph = &self.builder.graph;
+        graph.producer(value).map(|it| &graph.nodes[it])
     }
 
     /// Type of a value.

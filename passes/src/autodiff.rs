@@ -68,6 +68,9 @@ impl Pass<Graph> for Autodiff {
             let Some(leaf) = leaf else { continue };
             builder.scope = builder.graph.params[index].scope;
             let grad = grads.sum(&mut builder, leaf)?;
+            if grad.is_none() {
+                return Err(unused(builder.graph, index));
+            }
             builder.graph.params[index].grad = grad;
         }
         Ok(())
@@ -129,9 +132,21 @@ fn result(graph: &Graph, name: &str) -> Option<Value> {
     graph.results.iter().find(|it| it.0 == name).map(|it| it.1)
 }
 
+/// The error of a trained parameter without a gradient.
+fn unused(graph: &Graph, index: usize) -> PassError {
+    let name = graph.values[graph.params[index].value].name.clone();
+    let message = format!(
+        "`{name}` is trained, and the loss does not depend on it; remove it, or freeze it \
+         (`frozen: [\"{name}\"]`)"
+    );
+    PassError::Failed { code: "PL0305", message, subject: Some(name) }
+}
+
 fn failed(error: GradError) -> PassError {
     let subject = match &error {
-        GradError::NotDifferentiable { name, .. } => Some(name.clone()),
+        GradError::NotDifferentiable { name, .. } | GradError::ShiftStays { name, .. } => {
+            Some(name.clone())
+        }
         GradError::Build(it) => Some(it.name.clone()),
     };
     PassError::Failed { code: "PL0301", message: error.to_string(), subject }

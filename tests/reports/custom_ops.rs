@@ -71,3 +71,104 @@ fn a_block_with_gradients_trains_like_one_rank() {
         train(&source(WITH), mesh, &[], 1).check_like(&expect);
     }
 }
+
+/// A model whose last block adds `ops`, which read `logits` and `labels` and make `s`, to the logits.
+fn with_statistics(ops: &str) -> String {
+    format!(
+        r#"Model(
+            name: "stats",
+            batch: Global(4),
+            sequence: 8,
+            optimizer: Sgd(),
+            init: Normal(std: 0.3),
+            layers: [
+                Embedding(name: "embed", vocab: 20, dim: 16),
+                LmHead(name: "head"),
+                Block(
+                    name: "z",
+                    inputs: ["logits"],
+                    params: {{"w": (shape: [1, 20], placements: {{"tp": Shard(1)}})}},
+                    ops: [
+                        (op: "ce_max", inputs: ["logits"], outputs: ["m"]),
+                        (op: "ce_stats", inputs: ["logits", "labels", "m"], outputs: ["sumexp", "target"]),
+                        {ops}
+                        (op: "matmul", inputs: ["s", "w"], outputs: ["zw"]),
+                        (op: "add", inputs: ["logits", "zw"], outputs: ["y"]),
+                    ],
+                    outputs: ["y"],
+                ),
+                CrossEntropy(),
+            ],
+        )"#
+    )
+}
+
+/// The message and the subject of the error that compiling `source` gives.
+#[track_caller]
+fn refused(source: &str, mesh: &str, set: &[(&str, &str)], expect: &str) -> (String, String) {
+    let graph = logical(source, mesh, set).unwrap();
+    let error = codegen::compile(graph, &codegen::Options::default()).unwrap_err();
+    let passes::PassError::Failed { code, message, subject } = error.error else {
+        panic!("it is the user's error: {}", error.error);
+    };
+    assert_eq!(code, expect);
+    (message, subject.expect("a subject"))
+}
+
+// D12, pytorch#190746: statistics of a softmax that something else than its loss reads. Their gradient lacks that of
+// the largest logit, so it would be off by 20 to 100 %.
+#[test]
+fn the_largest_logit_is_no_constant_outside_of_a_cross_entropy() {
+    let split = |of: &str| {
+        with_statistics(&format!(
+            r#"(op: "split_dim(dim:1,inner:1)", inputs: ["{of}"], outputs: ["s"]),"#
+        ))
+    };
+    for mesh in ["1", "1x4", "2x2"] {
+        let (message, subject) = refused(&split("m"), mesh, &[], "PL0301");
+        assert!(message.starts_with("`z.m`: `ce_max` has no gradient"), "{message}");
+        assert_eq!(subject, "z.m");
+        let (message, subject) = refused(&split("sumexp"), mesh, &[], "PL0301");
+        assert_eq!(
+            message,
+            "`z.sumexp` depends on `z.m`, the largest logit, in whose gradient there is only a part of \
+             the cross entropy: a `ce_loss` of `z.m` must be all that reads it"
+        );
+        assert_eq!(subject, "z.sumexp");
+    }
+    // `target` does not depend on it.
+    let expect = train(&split("target"), "1", &[], 2);
+    for mesh in ["1x4", "2x2"] {
+        train(&split("target"), mesh, &[], 2).check_like(&expect);
+    }
+    // Nor does anything where the logits are constants.
+    let frozen = [("frozen", r#"["embed.weight", "head.weight"]"#)];
+    let expect = train(&split("m"), "1", &frozen, 2);
+    train(&split("m"), "2x2", &frozen, 2).check_like(&expect);
+}
+
+/// The model above without statistics, in which `w` is read by `ops` only.
+fn with_parameter(ops: &str) -> String {
+    let all = with_statistics("");
+    let (before, rest) = all.split_once("ops: [").unwrap();
+    let (_, after) = rest.split_once("],\n                    outputs").unwrap();
+    let add = r#"(op: "scale(factor:1)", inputs: ["logits"], outputs: ["y"]),"#;
+    format!("{before}ops: [{ops}{add}],\n                    outputs{after}")
+}
+
+#[test]
+fn a_trained_parameter_that_does_nothing_is_an_error() {
+    let dead = r#"(op: "scale(factor:2)", inputs: ["w"], outputs: ["v"]),"#;
+    for ops in ["", dead] {
+        for mesh in ["1", "2x2"] {
+            let (message, subject) = refused(&with_parameter(ops), mesh, &[], "PL0305");
+            assert_eq!(
+                message,
+                "`z.w` is trained, and the loss does not depend on it; remove it, or freeze it \
+                 (`frozen: [\"z.w\"]`)"
+            );
+            assert_eq!(subject, "z.w");
+        }
+        train(&with_parameter(ops), "2x2", &[("frozen", r#"["z.w"]"#)], 1);
+    }
+}

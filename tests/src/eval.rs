@@ -1,6 +1,6 @@
 //! Runs graphs and ops on global tensors, with the references of the ops.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ir::graph::{Def, Graph};
 use ir::ops::{Add, GradCx, GradError, Op, Real, SampleInput, Tensor};
@@ -55,6 +55,13 @@ pub fn backward(
         parts.entry(value).or_default().push(grad);
     }
     let forward = graph.order.clone();
+    let mut wanted: BTreeSet<Value> = of.iter().copied().collect();
+    for &node in &forward {
+        let data = &graph.nodes[node];
+        if data.inputs.iter().any(|it| wanted.contains(it)) {
+            wanted.extend(data.results.iter().filter(|&&it| graph.ty(it).dtype.is_float()));
+        }
+    }
     let mut builder = Builder::new(graph);
     builder.section = Section::Backward;
     for &node in forward.iter().rev() {
@@ -67,9 +74,8 @@ pub fn backward(
         if grads.iter().all(Option::is_none) {
             continue;
         }
-        let floats = data.inputs.iter().map(|&it| builder.graph.ty(it).dtype.is_float());
         let mut cx = GradCx {
-            wanted: floats.collect(),
+            wanted: data.inputs.iter().map(|it| wanted.contains(it)).collect(),
             node,
             inputs: SmallVec::from_slice(&data.inputs),
             results: data.results.clone(),

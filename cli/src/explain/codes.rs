@@ -227,7 +227,9 @@ pub const CODES: &[Code] = &[
     Code {
         code: "PL0301",
         title: "no gradient",
-        text: "The loss depends on a parameter through something that has no gradient.",
+        text: "The loss depends on a parameter through something that has no gradient. The largest logit, \
+               ce_max, has one within a cross entropy only, where it cancels: ce_loss must be all that reads \
+               the maximum and the sum of exponentials.",
         example: "A trained parameter that only selects rows through integer indices.",
         fix: "Freeze the parameter, or compute the loss through differentiable ops.",
     },
@@ -256,6 +258,14 @@ pub const CODES: &[Code] = &[
                   128, columns: 128)))`.",
         fix: "Give both operands scalings of one kind, or leave one of them out: the GEMMs that read it then \
               stay in the compute type.",
+    },
+    Code {
+        code: "PL0305",
+        title: "a trained parameter on which the loss does not depend",
+        text: "No op reads the parameter, or nothing leads from those that do to the loss. It would have no \
+               gradient, and be saved as it started.",
+        example: "A parameter of a block whose ops all read another one.",
+        fix: "Remove it, use it, or freeze it: frozen: [\"own.weight\"], or trainable: false in the block.",
     },
     Code {
         code: "PL0401",

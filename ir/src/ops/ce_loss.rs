@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    CeLossGrad, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample, TypeError, Types,
-    Values, View, ViewMut, arity, integers, same_shape,
+    CeLossGrad, Factors, GradCx, GradError, Grads, LocalCx, Op, OpDef, Real, Sample, TypeError,
+    Types, Values, View, ViewMut, arity, integers, same_shape,
 };
 use crate::types::{DType, TensorType};
 
@@ -60,9 +60,15 @@ impl OpDef for CeLoss {
         results[1].data[0] = T::from_f64(count);
     }
 
-    /// None for `m` on purpose: see [`ce_max`](super::ce_max).
+    /// None for `m`: it cancels with that of `sumexp` in the same `m`, see [`ce_max`](super::ce_max).
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
         let (dloss, sumexp, labels) = (cx.only(0)?, cx.inputs[1], cx.inputs[3]);
+        let stats = cx.producer(sumexp);
+        let cancels =
+            stats.is_some_and(|it| matches!(it.op, Op::CeStats(_)) && it.inputs[2] == cx.inputs[0]);
+        if cx.wanted[0] && !cancels {
+            return Err(cx.shift_stays(0));
+        }
         let op = CeLossGrad { ignore_index: self.ignore_index };
         let res = cx.ops(&[1, 2], op, &[sumexp, labels, dloss])?;
         Ok(smallvec![None, Some(res[0]), Some(res[1]), None])

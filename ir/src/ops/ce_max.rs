@@ -9,14 +9,15 @@
 //! Where the vocabulary is sharded, each part is a partial result, and what is exchanged are three
 //! numbers per token. The loss `m + ln(sum(exp(logits - m))) - target` does not depend on `m`
 //! (raising it by `e` adds `e` and takes `ln(exp(e))` away), so every part treats `m` as a constant:
-//! the two gradients that it would get cancel exactly.
+//! the two gradients that it would get cancel exactly. Where they do not, as something else than a
+//! `ce_loss` of the same `m` reads `sumexp`, or something else reads `m`, there is no gradient.
 
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    BoundAt, Bounds, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample, TypeError,
-    Types, View, ViewMut, arity, floats, leading, ndim_at_least,
+    BoundAt, Bounds, Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, View, ViewMut, arity,
+    floats, leading, ndim_at_least,
 };
 use crate::placement::ReduceOp;
 use crate::types::{DType, TensorType};
@@ -49,11 +50,6 @@ impl OpDef for CeMax {
         for (out, row) in results[0].data.iter_mut().zip(x.data.chunks_exact(x.last().max(1))) {
             *out = row[..n].iter().fold(T::neg_infinity(), |max, &it| max.max(it));
         }
-    }
-
-    /// No gradient on purpose: see the [module docs](self).
-    fn grad(&self, _cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        Ok(smallvec![None])
     }
 
     fn bounds(&self, inputs: &[&TensorType]) -> Bounds {

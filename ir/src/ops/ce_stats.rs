@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    BoundAt, Bounds, CeStatsGrad, Factors, GradCx, GradError, Grads, LocalCx, Number, Numbers,
+    BoundAt, Bounds, CeStatsGrad, Factors, GradCx, GradError, Grads, LocalCx, Number, Numbers, Op,
     OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity, floats, integers,
     is_default, leading, ndim_at_least, per_row,
 };
@@ -78,7 +78,15 @@ impl OpDef for CeStats {
         }
     }
 
+    /// None for `m`: it cancels with that of the `ce_loss` that reads `sumexp`, see [`ce_max`](super::ce_max).
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
+        let cancels = cx.grads[0].is_none_or(|it| {
+            let of = cx.producer(it);
+            of.is_some_and(|it| matches!(it.op, Op::CeLossGrad(_)) && it.inputs[0] == cx.results[0])
+        });
+        if cx.wanted[2] && !cancels {
+            return Err(cx.shift_stays(2));
+        }
         let (logits, labels, max) = (cx.inputs[0], cx.inputs[1], cx.inputs[2]);
         let (dsumexp, dtarget) = (cx.grad_or_zero(0)?, cx.grad_or_zero(1)?);
         let op = CeStatsGrad { label_smoothing: self.label_smoothing };
