@@ -1,5 +1,8 @@
 //! Trains a Llama of one layer under every recipe, on one rank and on FSDP x TP.
 
+#[path = "recipes/policies.rs"]
+mod policies;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::OnceLock;

@@ -177,6 +177,10 @@ macro_rules! define_ops {
             pub fn localize(&self, results: &[&[u64]]) -> Option<Op> {
                 match self { $(Op::$ty(it) => it.localize(results),)* }
             }
+            /// [`OpDef::stands_for`].
+            pub fn stands_for(&self, inputs: &[&TensorType]) -> StandsFor {
+                match self { $(Op::$ty(it) => it.stands_for(inputs),)* }
+            }
             /// [`OpDef::flops`].
             pub fn flops(&self, inputs: &[&[u64]], results: &[&[u64]]) -> u64 {
                 match self { $(Op::$ty(it) => it.flops(inputs, results),)* }
@@ -310,6 +314,11 @@ pub trait OpDef: Sized + Into<Op> {
         None
     }
 
+    /// What the results are at the level of the model, where users name ops. Default: what the op's own name says.
+    fn stands_for(&self, _inputs: &[&TensorType]) -> StandsFor {
+        StandsFor::Itself
+    }
+
     /// Floating point operations on operands and results of these (local) shapes; a multiply-add
     /// counts two. Zero for what is bound by memory.
     fn flops(&self, _inputs: &[&[u64]], _results: &[&[u64]]) -> u64 {
@@ -333,6 +342,20 @@ pub trait OpDef: Sized + Into<Op> {
 
 /// Real attributes of an op; see [`OpDef::numbers`].
 pub type Numbers = SmallVec<[Ranged; 4]>;
+
+/// What the results of an op are at the level of the model. Recipes and fusion make ops that no model has, and a
+/// model that names ops (`checkpoint: Selective(["matmul"])`) means these, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StandsFor {
+    /// The results of the op that has this name.
+    Itself,
+    /// The results of another op: a GEMM on FP8 data is a `matmul`.
+    Op(OpKind),
+    /// Operand 0 in another form, such as its FP8 data, or with a bias added.
+    Operand,
+    /// A few numbers about a tensor: its amax, its scale.
+    Scale,
+}
 
 /// Dimensions of which an op knows the bounds; see [`OpDef::bounds`].
 pub type Bounds = SmallVec<[BoundAt; 4]>;

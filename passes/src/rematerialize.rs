@@ -20,14 +20,17 @@
 //! backward:  %w.full.again = all_gather(dp_in) %w.full.kept : [_, _]
 //! ```
 
+mod policy;
+
 use cranelift_entity::SecondaryMap;
-use ir::graph::{AfterForward, Checkpoint, Def, Name, NewNode};
-use ir::ops::{Collective, CollectiveKind, OpKind};
+use ir::graph::{AfterForward, Def, Name, NewNode};
+use ir::ops::{Collective, CollectiveKind};
 use ir::placement::{AxisSet, Digit, DimLayout, Sharding};
 use ir::{Builder, Graph, Node, Op, Phase, Section, TensorType, Value};
 use smallvec::SmallVec;
 
 use crate::{Pass, PassError};
+use policy::Policy;
 
 /// See the [module docs](self).
 pub struct Rematerialize;
@@ -71,6 +74,7 @@ impl Pass<Graph> for Rematerialize {
 fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
     let mut res = SecondaryMap::new();
     let mut gathers: Vec<Node> = Vec::new();
+    let mut policy = Policy::new(graph);
     let mut gathered: SecondaryMap<Value, bool> = SecondaryMap::new();
     for &node in &graph.order {
         let data = &graph.nodes[node];
@@ -90,12 +94,7 @@ fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
             gathers.push(node);
             scope.after_forward != AfterForward::Keep
         } else {
-            match &scope.checkpoint {
-                Checkpoint::None => false,
-                Checkpoint::Full => true,
-                Checkpoint::Selective(kept) => !kept.iter().any(|it| it == name(&data.op)),
-                Checkpoint::Recompute(ops) => ops.iter().any(|it| it == name(&data.op)),
-            }
+            policy.recomputes(node)
         };
     }
     let last = gathers.iter().rfind(|&&it| res[it]).map(|&it| unit(graph, it));
@@ -117,14 +116,6 @@ fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
 
 fn unit(graph: &Graph, node: Node) -> u32 {
     graph.scopes[graph.nodes[node].scope].unit
-}
-
-/// What a policy calls an op: its text name, or that of the kind of collective.
-fn name(op: &Op) -> &'static str {
-    match op {
-        Op::Collective(it) => it.kind.name(),
-        other => OpKind::name(other.kind()),
-    }
 }
 
 /// `full`, cut over the axes of `group` in the dimension that they cut in `stored`.

@@ -9,8 +9,8 @@ use smallvec::smallvec;
 
 use crate::ops::factors::letters;
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, Shape, TypeError, Types, View, ViewMut, arity, floats,
-    is_default, pieces,
+    Factors, LocalCx, OpDef, Real, Sample, Shape, StandsFor, TypeError, Types, View, ViewMut,
+    arity, floats, is_default, pieces,
 };
 use crate::placement::ReduceOp;
 use crate::types::TensorType;
@@ -74,6 +74,10 @@ impl OpDef for Amax {
     fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
         let pieces = self.pieces.iter().zip(results[0]).map(|(it, &n)| (it.0, n)).collect();
         Some(Amax { pieces }.into())
+    }
+
+    fn stands_for(&self, _inputs: &[&TensorType]) -> StandsFor {
+        StandsFor::Scale
     }
 
     fn samples() -> Vec<Sample> {

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, GradCx, GradError, Grads, Linear, LocalCx, OpDef, Real, Sample, SumLeading, TypeError,
-    Types, View, ViewMut, arity, ndim, ndim_at_least, same_size,
+    Factors, GradCx, GradError, Grads, Linear, LocalCx, OpDef, Real, Sample, StandsFor, SumLeading,
+    TypeError, Types, View, ViewMut, arity, ndim, ndim_at_least, same_size,
 };
 use crate::types::TensorType;
 
@@ -62,6 +62,10 @@ impl OpDef for BiasAdd {
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(0, 0)]
+    }
+
+    fn stands_for(&self, _inputs: &[&TensorType]) -> StandsFor {
+        StandsFor::Operand
     }
 
     fn samples() -> Vec<Sample> {

@@ -8,7 +8,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ops::{Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, View, ViewMut};
+use crate::ops::{
+    Factors, LocalCx, OpDef, Real, Sample, StandsFor, TypeError, Types, View, ViewMut,
+};
 use crate::placement::{AxisSet, ReduceOp, StepKind};
 use crate::types::TensorType;
 
@@ -132,6 +134,14 @@ impl OpDef for Collective {
     ) {
         for (input, result) in inputs.iter().zip(results) {
             result.data.copy_from_slice(input.data);
+        }
+    }
+
+    fn stands_for(&self, _inputs: &[&TensorType]) -> StandsFor {
+        // A maximum is of amaxes, or of rows of logits.
+        match self.kind == CollectiveKind::AllReduce(ReduceOp::Max) {
+            true => StandsFor::Scale,
+            false => StandsFor::Itself,
         }
     }
 

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity, scalar,
-    single,
+    Factors, LocalCx, OpDef, Real, Sample, StandsFor, TypeError, Types, Values, View, ViewMut,
+    arity, scalar, single,
 };
 use crate::types::TensorType;
 
@@ -37,6 +37,10 @@ impl OpDef for DelayedScale {
         let scale = if scale == T::zero() { T::one() } else { scale };
         results[0].data[0] = scale;
         results[1].data[0] = T::one() / scale;
+    }
+
+    fn stands_for(&self, _inputs: &[&TensorType]) -> StandsFor {
+        StandsFor::Scale
     }
 
     fn samples() -> Vec<Sample> {

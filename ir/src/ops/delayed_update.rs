@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity, floats,
-    is_default, ndim, scalar, single,
+    Factors, LocalCx, OpDef, Real, Sample, StandsFor, TypeError, Types, Values, View, ViewMut,
+    arity, floats, is_default, ndim, scalar, single,
 };
 use crate::quant::{AmaxAlgo, Delayed};
 use crate::types::{DType, TensorType};
@@ -72,6 +72,10 @@ impl OpDef for DelayedUpdate {
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(0, 0), (1, 2)]
+    }
+
+    fn stands_for(&self, _inputs: &[&TensorType]) -> StandsFor {
+        StandsFor::Scale
     }
 
     fn samples() -> Vec<Sample> {

@@ -10,7 +10,8 @@ use smallvec::smallvec;
 use crate::ops::quantize::transpose_into;
 use crate::ops::round_mx::block_factors;
 use crate::ops::{
-    Along, Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, View, ViewMut, arity, floats,
+    Along, Factors, LocalCx, OpDef, Real, Sample, StandsFor, TypeError, Types, View, ViewMut,
+    arity, floats,
 };
 use crate::quant::nvfp4::{BLOCK, hadamard_transformed};
 use crate::types::TensorType;
@@ -44,6 +45,10 @@ impl OpDef for Hadamard {
         let columns = hadamard_transformed(&columns);
         let columns: Vec<T> = columns.into_iter().map(|it| T::from_f64(f64::from(it))).collect();
         transpose_into(&columns, columns.len() / x.last().max(1), results[0].data);
+    }
+
+    fn stands_for(&self, _inputs: &[&TensorType]) -> StandsFor {
+        StandsFor::Operand
     }
 
     fn samples() -> Vec<Sample> {

@@ -19,8 +19,8 @@ use smallvec::smallvec;
 use crate::ops::factors::letters;
 use crate::ops::tensor::dot;
 use crate::ops::{
-    Factors, Gemm, LocalCx, OpDef, Real, Sample, Shape, TypeError, Types, Values, View, ViewMut,
-    arity, is_default, ndim, ndim_at_least, pieces, same_shape, same_size,
+    Factors, Gemm, LocalCx, OpDef, OpKind, Real, Sample, Shape, StandsFor, TypeError, Types,
+    Values, View, ViewMut, arity, is_default, ndim, ndim_at_least, pieces, same_shape, same_size,
 };
 use crate::quant::blocks::FP8_BLOCK as BLOCK;
 use crate::types::{DType, TensorType};
@@ -365,6 +365,10 @@ impl OpDef for QuantMatmul {
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         if self.accumulate { &[(0, 4)] } else { &[] }
+    }
+
+    fn stands_for(&self, _inputs: &[&TensorType]) -> StandsFor {
+        StandsFor::Op(OpKind::Matmul)
     }
 
     fn samples() -> Vec<Sample> {

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, TypeError, Types, Values, View,
+    Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, StandsFor, TypeError, Types, Values,
+    View,
     ViewMut, arity, floats, is_default,
 };
 use crate::quant::ScaleRule;
@@ -67,6 +68,10 @@ impl OpDef for QuantScale {
             results[0].data[i] = T::from_f64(f64::from(scale));
             results[1].data[i] = T::from_f64(f64::from(1.0 / scale));
         }
+    }
+
+    fn stands_for(&self, _inputs: &[&TensorType]) -> StandsFor {
+        StandsFor::Scale
     }
 
     fn samples() -> Vec<Sample> {

@@ -12,8 +12,8 @@ use smallvec::SmallVec;
 use crate::ops::factors::letters;
 use crate::ops::sum_leading::sum_rows;
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, Sums, TypeError, Types, Values, View, ViewMut, arity,
-    floats, is_default, ndim_at_least, pieces,
+    Factors, LocalCx, OpDef, Real, Sample, StandsFor, Sums, TypeError, Types, Values, View,
+    ViewMut, arity, floats, is_default, ndim_at_least, pieces,
 };
 use crate::types::{DType, TensorType};
 
@@ -144,6 +144,10 @@ impl OpDef for Quantize {
         if self.copies.rows() {
             results[0].data.copy_from_slice(&codes);
         }
+    }
+
+    fn stands_for(&self, _inputs: &[&TensorType]) -> StandsFor {
+        StandsFor::Operand
     }
 
     fn samples() -> Vec<Sample> {

@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use crate::ops::factors::letters;
 use crate::ops::quantize::{last_first, transpose_into};
 use crate::ops::{
-    BoundAt, Bounds, Copies, Factors, LocalCx, OpDef, Real, Sample, Shape, TypeError, Types, View,
-    ViewMut, arity, floats, is_default, ndim_at_least, pieces,
+    BoundAt, Bounds, Copies, Factors, LocalCx, OpDef, Real, Sample, Shape, StandsFor, TypeError,
+    Types, View, ViewMut, arity, floats, is_default, ndim_at_least, pieces,
 };
 use crate::quant::ScaleRule;
 use crate::quant::blocks::{Blocks, FP8_BLOCK as BLOCK};
@@ -216,6 +216,10 @@ impl OpDef for QuantizeBlock {
 
     fn bounds(&self, _inputs: &[&TensorType]) -> Bounds {
         (0..if self.uneven { 2 } else { 0 }).map(|dim| BoundAt::Input(0, dim)).collect()
+    }
+
+    fn stands_for(&self, _inputs: &[&TensorType]) -> StandsFor {
+        StandsFor::Operand
     }
 
     fn samples() -> Vec<Sample> {

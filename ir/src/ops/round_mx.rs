@@ -14,8 +14,8 @@ use smallvec::smallvec;
 
 use crate::ops::factors::letters;
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, View, ViewMut, arity, floats,
-    is_default, ndim_at_least, pieces,
+    Factors, LocalCx, OpDef, Real, Sample, StandsFor, TypeError, Types, View, ViewMut, arity,
+    floats, is_default, ndim_at_least, pieces,
 };
 use crate::quant::blocks::Blocks;
 use crate::quant::mx;
@@ -131,6 +131,10 @@ impl OpDef for RoundMx {
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(0, 0)]
+    }
+
+    fn stands_for(&self, _inputs: &[&TensorType]) -> StandsFor {
+        StandsFor::Operand
     }
 
     fn samples() -> Vec<Sample> {

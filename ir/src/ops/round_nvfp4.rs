@@ -12,8 +12,8 @@ use smallvec::smallvec;
 
 use crate::ops::factors::letters;
 use crate::ops::{
-    Along, BoundAt, Bounds, Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View,
-    ViewMut, arity, floats, integers, is_default, pieces, scalar,
+    Along, BoundAt, Bounds, Factors, LocalCx, OpDef, Real, Sample, StandsFor, TypeError, Types,
+    Values, View, ViewMut, arity, floats, integers, is_default, pieces, scalar,
 };
 use crate::quant::Format;
 use crate::quant::blocks::Blocks;
@@ -124,6 +124,10 @@ impl OpDef for RoundNvFp4 {
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(0, 0)]
+    }
+
+    fn stands_for(&self, _inputs: &[&TensorType]) -> StandsFor {
+        StandsFor::Operand
     }
 
     fn samples() -> Vec<Sample> {

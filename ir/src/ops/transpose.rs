@@ -5,8 +5,8 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::ops::factors::letters;
 use crate::ops::{
-    Factors, GradCx, GradError, Grads, Linear, LocalCx, OpDef, Real, Sample, TypeError, Types,
-    View, ViewMut, arity,
+    Factors, GradCx, GradError, Grads, Linear, LocalCx, OpDef, Real, Sample, StandsFor, TypeError,
+    Types, View, ViewMut, arity,
 };
 use crate::types::TensorType;
 
@@ -67,6 +67,13 @@ impl OpDef for Transpose {
         self.perm.iter().enumerate().for_each(|(to, &from)| perm[from] = to);
         let grad = cx.grad(0);
         Ok(smallvec![cx.op(0, Transpose { perm }, &[grad])?])
+    }
+
+    fn stands_for(&self, inputs: &[&TensorType]) -> StandsFor {
+        match inputs[0].dtype.is_fp8() {
+            true => StandsFor::Operand,
+            false => StandsFor::Itself,
+        }
     }
 
     fn samples() -> Vec<Sample> {
