@@ -22,6 +22,8 @@ mod embedding;
 mod fused;
 #[path = "reports/harness.rs"]
 mod harness;
+#[path = "reports/layers.rs"]
+mod layers;
 #[path = "reports/loss.rs"]
 mod loss;
 #[path = "reports/quantization.rs"]

@@ -160,11 +160,13 @@ pub const CODES: &[Code] = &[
     },
     Code {
         code: "PL0211",
-        title: "two parameters of one name",
+        title: "two parameters, or iterations of two `Repeat`s, of one name",
         text: "Weights, checkpoints and random initial values go by names, so each parameter needs its \
-               own.",
-        example: "Two Linear layers that are both called `proj` in the same module.",
-        fix: "Name one of the modules differently, or tie the two if they are meant to be one.",
+               own, and so does each iteration of a `Repeat`.",
+        example: "Two Linear layers that are both called `proj` in the same module; two `Repeat`s with \
+                  `prefix: \"model.layers\"` that both count from 0.",
+        fix: "Name one of the modules differently, or tie the two parameters if they are meant to be one. \
+              `first` says from which number a `Repeat` counts.",
     },
     Code {
         code: "PL0212",

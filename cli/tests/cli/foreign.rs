@@ -120,6 +120,29 @@ fn qwen3_round_trips_in_half_precision() {
     assert!(ran.code == 1 && ran.stderr.contains("PL0790"), "{}", ran.stderr);
 }
 
+/// A stack of two kinds of layers is two `Repeat`s, the second of which counts on.
+#[test]
+fn a_stack_in_two_repeats_keeps_the_numbers_of_hugging_face() {
+    let folder = Folder::new("foreign_stack", &[]);
+    let (hf, data) = (golden("tiny-qwen3"), golden("tokens.safetensors"));
+    folder.works(&format!("import hf {} --batch 4 -o one.ron", hf.display()));
+    let one = folder.read("one.ron");
+    let (head, rest) = one.split_once("Repeat(n: 2, ").expect("a stack of two layers");
+    let (body, tail) = rest.split_once("\n        ]),\n").expect("the end of the stack");
+    let repeats = format!("Repeat(n: 1, {body}]),\nRepeat(n: 1, first: 1, {body}]),\n");
+    fs::write(folder.0.join("two.ron"), [head, &repeats, tail].concat()).expect("a model");
+    let loss = |name: &str| {
+        folder.works(&format!("ckpt import hf {} --model {name}.ron -o {name}", hf.display()));
+        let run = format!("run {name}.ron --mesh 2x2 --set precision.compute=f32 --steps 1");
+        let load = format!("--load {name} --allow-missing optim.* --data {}", data.display());
+        losses(&folder, &format!("{run} {load}"))
+    };
+    assert_eq!(loss("two"), loss("one"));
+    folder.works(&format!("ckpt export hf two -o out --config {} --dtype f16", hf.display()));
+    let found = tensors(&folder.0.join("out"));
+    assert!(found == tensors(&hf), "{:?}", found.keys());
+}
+
 /// All that does not fit is in one report.
 #[test]
 fn weights_of_another_model_are_refused() {

@@ -4,6 +4,8 @@
 //! the data-parallel axes, sequence over the tensor-parallel one under sequence parallelism. All
 //! else, also inside column- and row-parallel regions, follows from these by propagation.
 
+use std::ops::Range;
+
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
@@ -11,7 +13,7 @@ use super::attributes::{is_forward, is_made_by_recipes};
 use super::error::{At, ModelError, Problem};
 use super::layout::{Layout, Tp};
 use super::mesh::MeshSpec;
-use super::modules::{Common, Module, ModuleDef};
+use super::modules::{Common, Module, ModuleDef, layers_in};
 use super::names::{PartNames, join};
 use super::range::{Fields, MAX_SIZE, too_large};
 use super::schema::{Batch, Model, Units};
@@ -52,10 +54,8 @@ pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
         ..Run::default()
     };
     let root = graph.scopes.keys().next().expect("a graph has a root scope");
-    graph.scopes[root].after_forward = match model.fsdp.reshard_root {
-        true => AfterForward::Drop,
-        false => AfterForward::Keep,
-    };
+    let outside = Stretch::outside(model);
+    graph.scopes[root].after_forward = outside.after_forward;
     graph.scopes[root].recipe = model.recipe.clone();
     let mut cx = Cx {
         model,
@@ -68,8 +68,13 @@ pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
         scope_path: String::new(),
         tp: layout.tp.clone(),
         sequence_parallel: model.sequence_parallel,
-        units: 0,
-        between: None,
+        checkpoint: model.checkpoint.clone(),
+        quantized: 0..u64::MAX,
+        numbers: Vec::new(),
+        n_layers: 0,
+        layers_in_all: layers_in(&model.layers),
+        stretch: outside,
+        is_in_layer: false,
         labels: None,
         seed: None,
     };
@@ -157,6 +162,41 @@ fn batch(model: &Model, layout: &Layout) -> Result<u64, ModelError> {
     Ok(batch)
 }
 
+/// A part of the model that shares its weights' gathers: what is before the first layer, a layer and what stands
+/// between it and the next one, or what is behind the last.
+struct Stretch {
+    unit: u32,
+    checkpoint: Checkpoint,
+    after_forward: AfterForward,
+}
+
+impl Stretch {
+    /// What is before the first layer.
+    fn outside(model: &Model) -> Stretch {
+        let after_forward = match model.fsdp.reshard_root {
+            true => AfterForward::Drop,
+            false => AfterForward::Keep,
+        };
+        Stretch { unit: 0, checkpoint: Checkpoint::None, after_forward }
+    }
+
+    /// The scope of a module that is here.
+    fn scope(&self, around: &ScopeData) -> ScopeData {
+        let Stretch { unit, ref checkpoint, after_forward } = *self;
+        ScopeData { unit, checkpoint: checkpoint.clone(), after_forward, ..around.clone() }
+    }
+}
+
+/// The iterations of a `Repeat`.
+pub(super) struct Numbers {
+    /// Dotted path in front of the number.
+    pub prefix: String,
+    /// The numbers.
+    pub range: Range<u64>,
+    /// Where the `Repeat` is in the source.
+    pub at: String,
+}
+
 /// What modules build with.
 pub struct Cx<'a> {
     /// The model.
@@ -179,10 +219,20 @@ pub struct Cx<'a> {
     pub tp: Tp,
     /// Whether the residual stream is sequence-parallel here.
     pub sequence_parallel: bool,
-    /// FSDP units so far, without the first.
-    units: u32,
-    /// The unit of what follows the last layer, once there is something.
-    between: Option<u32>,
+    /// Activation checkpointing of layers here.
+    pub(super) checkpoint: Checkpoint,
+    /// Layers of the model, by number, that `Repeat`s leave their recipe.
+    pub(super) quantized: Range<u64>,
+    /// Numbers of iterations so far.
+    pub(super) numbers: Vec<Numbers>,
+    /// Layers so far.
+    pub(super) n_layers: u64,
+    /// Layers of the model.
+    layers_in_all: u64,
+    /// Where the module at hand is, if it is in no layer.
+    stretch: Stretch,
+    /// Whether the module at hand is in a layer.
+    is_in_layer: bool,
     /// The labels.
     pub labels: Option<Value>,
     /// The seed of dropout, once asked for.
@@ -226,11 +276,15 @@ impl<'a> Cx<'a> {
     pub fn module(&mut self, module: &dyn ModuleDef, inputs: Values) -> Result<Values, ModelError> {
         let common = module.common();
         let build = |cx: &mut Self| cx.with(common, |cx| module.build(cx, inputs));
+        if module.is_layer() && !self.is_in_layer {
+            return self.layer(common.name, build);
+        }
         let around = &self.builder.graph.scopes[self.builder.scope];
-        let differs = common.recipe.is_some_and(|it| *it != around.recipe);
+        let data = self.inner_scope();
+        let differs = common.recipe.is_some_and(|it| *it != around.recipe)
+            || (module.n_layers() == 0 && data != *around);
         if common.name.is_empty() && (common.weight_mesh.is_some() || differs) {
-            // Its own weight mesh or recipe needs a scope to be in.
-            let data = around.clone();
+            // Its own weight mesh or recipe, or its place behind a layer, needs a scope to be in.
             return self.scoped_as("", data, build);
         }
         self.scoped(common.name, build)
@@ -307,15 +361,7 @@ impl<'a> Cx<'a> {
         if name.is_empty() {
             return f(self);
         }
-        let parent = self.builder.scope;
-        let mut data = self.builder.graph.scopes[parent].clone();
-        if data.parent.is_none() && self.units > 0 {
-            // What follows the layers is gathered when it is needed.
-            data.unit = *self.between.get_or_insert_with(|| {
-                self.units += 1;
-                self.units
-            });
-        }
+        let data = self.inner_scope();
         self.scoped_as(name, data, f)
     }
 
@@ -332,27 +378,38 @@ impl<'a> Cx<'a> {
         res
     }
 
-    /// Runs `f` in the scope of iteration `index` of a repeated layer.
-    pub fn repeated<T>(
-        &mut self,
-        name: &str,
-        index: u32,
-        checkpoint: &Checkpoint,
-        f: impl FnOnce(&mut Self) -> T,
-    ) -> T {
-        let outer = &self.builder.graph.scopes[self.builder.scope];
-        let fsdp = &self.model.fsdp;
-        let (starts, after_forward) = match fsdp.units {
-            Units::EachLayer => (true, self.layout.after_forward),
-            Units::Layers(n) => (index.is_multiple_of(n), self.layout.after_forward),
-            Units::Model => (false, outer.after_forward),
+    /// The scope of a module in the one at hand.
+    fn inner_scope(&self) -> ScopeData {
+        let around = &self.builder.graph.scopes[self.builder.scope];
+        if self.is_in_layer { around.clone() } else { self.stretch.scope(around) }
+    }
+
+    /// Runs `f` in the scope of the next layer, called `name` in the module at hand.
+    pub fn layer<T>(&mut self, name: &str, f: impl FnOnce(&mut Self) -> T) -> T {
+        let outside = Stretch::outside(self.model);
+        let unit = self.stretch.unit;
+        let (unit, after_forward) = match self.model.fsdp.units {
+            Units::EachLayer => (unit + 1, self.layout.after_forward),
+            Units::Layers(n) => {
+                let starts = self.n_layers.is_multiple_of(n.into());
+                (unit + u32::from(starts), self.layout.after_forward)
+            }
+            Units::Model => (unit, outside.after_forward),
         };
-        self.units += u32::from(starts);
-        self.between = None;
-        let unit = if let Units::Model = fsdp.units { outer.unit } else { self.units };
-        let checkpoint = checkpoint.clone();
-        let data = ScopeData { unit, checkpoint, after_forward, ..outer.clone() };
-        self.scoped_as(name, data, f)
+        self.stretch = Stretch { unit, checkpoint: self.checkpoint.clone(), after_forward };
+        let mut data = self.inner_scope();
+        if !self.quantized.contains(&self.n_layers) {
+            data.recipe = Recipe::Bf16;
+        }
+        self.n_layers += 1;
+        self.is_in_layer = true;
+        let res = self.scoped_as(name, data, f);
+        self.is_in_layer = false;
+        if self.n_layers == self.layers_in_all {
+            let behind = if let Units::Model = self.model.fsdp.units { unit } else { unit + 1 };
+            self.stretch = Stretch { unit: behind, ..outside };
+        }
+        res
     }
 
     /// Refuses to go on if repeating has made more ops than planning holds. `index` is the last iteration made.

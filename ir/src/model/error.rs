@@ -308,6 +308,21 @@ pub enum Problem {
         /// Why, and what has.
         why: String,
     },
+    /// Two `Repeat`s whose iterations have the same name.
+    #[error(
+        "`{prefix}.{}` is an iteration of this `Repeat`, which counts {}, and of {other_at}, which counts {}",
+        first_shared(.range, .other), numbers(.range), numbers(.other)
+    )]
+    Numbers {
+        /// Dotted path in front of the number.
+        prefix: String,
+        /// Numbers of its iterations.
+        range: Range<u64>,
+        /// Those of the other.
+        other: Range<u64>,
+        /// Where the other is.
+        other_at: String,
+    },
     /// Tied parameters of different shapes.
     #[error("`{alias}` of shape {alias_shape:?} is tied to `{name}` of shape {shape:?}")]
     Tied {
@@ -358,6 +373,16 @@ fn adds_different_ndim(error: &BuildError) -> bool {
     error.op == "add" && matches!(error.source, TypeError::Sizes { what: "numbers of dims", .. })
 }
 
+/// The first number that two ranges share.
+fn first_shared(a: &Range<u64>, b: &Range<u64>) -> u64 {
+    a.start.max(b.start)
+}
+
+/// `0 to 3`, of iterations.
+fn numbers(range: &Range<u64>) -> String {
+    format!("{} to {}", range.start, range.end.saturating_sub(1))
+}
+
 fn which(axis: &Option<String>) -> String {
     axis.as_ref().map_or(String::new(), |it| format!(", {it}"))
 }
@@ -391,7 +416,7 @@ impl ModelError {
             | Problem::UnknownPart { .. }
             | Problem::NoSuchOp { .. } => "PL0209",
             Problem::Tied { .. } => "PL0210",
-            Problem::DuplicateParam { .. } => "PL0211",
+            Problem::DuplicateParam { .. } | Problem::Numbers { .. } => "PL0211",
             Problem::Inputs { .. } | Problem::NoLoss => "PL0212",
             Problem::Op { .. } | Problem::UnknownOp { .. } => "PL0213",
             Problem::UnknownValue { .. } => "PL0214",
@@ -405,6 +430,9 @@ impl ModelError {
     /// What would fix it, where the message does not say so.
     pub fn help(&self) -> Option<String> {
         match &*self.problem {
+            Problem::Numbers { other, .. } => {
+                Some(format!("`first: {}` counts on where the other ends", other.end))
+            }
             Problem::UnknownField { field, known, .. }
             | Problem::UnknownVariant { found: field, known, .. }
             | Problem::UnknownOp { found: field, known, .. }

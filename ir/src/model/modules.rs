@@ -104,6 +104,16 @@ pub trait ModuleDef {
     /// Appends the module's nodes. Names, scope and errors are those of the module at hand.
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError>;
 
+    /// Whether it is a layer of the model: what FSDP gathers together and activation checkpointing computes again.
+    fn is_layer(&self) -> bool {
+        false
+    }
+
+    /// How many layers it is, or has in it.
+    fn n_layers(&self) -> u64 {
+        self.is_layer().into()
+    }
+
     /// The attentions in this module, which is at `path`: their KV heads decide how the
     /// tensor-parallel axis is refined. `tp_mesh` is that of the module around.
     fn attentions(&self, _path: &str, _tp_mesh: Option<&str>, _found: &mut Vec<Attention>) {}
@@ -139,6 +149,11 @@ pub struct Attention {
     pub kv_heads: u64,
     /// Its tensor-parallel axis, if not the model's.
     pub tp_mesh: Option<String>,
+}
+
+/// How many layers a list of modules has.
+pub(super) fn layers_in(modules: &[Module]) -> u64 {
+    modules.iter().fold(0, |n, it| it.def().n_layers().saturating_add(n))
 }
 
 /// The attentions of a list of modules.

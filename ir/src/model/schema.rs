@@ -69,7 +69,7 @@ pub struct Model {
     /// How parameters inside a module are called.
     #[serde(default)]
     pub names: Names,
-    /// Activation checkpointing of repeated layers.
+    /// Activation checkpointing of layers.
     #[serde(default)]
     pub checkpoint: Checkpoint,
     /// The update rule.
@@ -150,8 +150,8 @@ pub struct Fsdp {
     pub dim: usize,
     /// Which modules are gathered together.
     pub units: Units,
-    /// Whether weights of repeated layers are gathered again for the backward pass, but for the last
-    /// one, and from how many ranks.
+    /// Whether weights of layers are gathered again for the backward pass, but for the last layer, and from how many
+    /// ranks.
     pub reshard_after_forward: ReshardAfterForward,
     /// The same for all other modules: embedding, final norm, head.
     pub reshard_root: bool,
@@ -201,12 +201,13 @@ impl<'de> Deserialize<'de> for ReshardAfterForward {
     }
 }
 
-/// Which modules make one FSDP unit.
+/// Which modules make one FSDP unit. Layers are `TransformerLayer`s, and iterations of a `Repeat` that have none. What
+/// is before the first layer is one unit, what is behind the last another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Units {
-    /// One iteration of a `Repeat`; what is before it is one unit, what is behind it another.
+    /// One layer, and what stands between it and the next one.
     EachLayer,
-    /// So many iterations of a `Repeat`; what is before it is one unit, what is behind it another.
+    /// So many layers, and what stands between them.
     Layers(u32),
     /// The whole model is one unit.
     Model,

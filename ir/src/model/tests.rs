@@ -480,7 +480,7 @@ fn errors_about_recipes() {
         "n: 2",
         "n: 2, num_layers_at_start_in_bf16: 3",
         "2x2",
-        "PL0216: num_layers_at_start_in_bf16 is 3, and must be at most n, which is 2\nat: 3",
+        "PL0216: num_layers_at_start_in_bf16 is 3, and must be at most 2, the layers of this `Repeat`\nat: 3",
     );
     check_error(
         "n: 2",

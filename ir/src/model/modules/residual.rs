@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::dropout::dropout;
-use super::{Attention, Common, Module, ModuleDef, attentions_in};
+use super::{Attention, Common, Module, ModuleDef, attentions_in, layers_in};
 use crate::Value;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::ModelError;
@@ -36,6 +36,10 @@ impl ModuleDef for Residual {
         let branch = cx.chain("body", &self.body, smallvec![x])?;
         let branch = cx.one(&branch)?;
         Ok(smallvec![add(cx, "residual", x, branch, self.dropout)?])
+    }
+
+    fn n_layers(&self) -> u64 {
+        layers_in(&self.body)
     }
 
     fn attentions(&self, path: &str, tp_mesh: Option<&str>, found: &mut Vec<Attention>) {

@@ -69,6 +69,10 @@ impl ModuleDef for TransformerLayer {
         Ok(smallvec![add(cx, "mlp_residual", x, branch, self.hidden_dropout)?])
     }
 
+    fn is_layer(&self) -> bool {
+        true
+    }
+
     fn attentions(&self, path: &str, tp_mesh: Option<&str>, found: &mut Vec<Attention>) {
         let tp_mesh = self.attention.tp_mesh.as_deref().or(tp_mesh);
         self.attention.attentions(&format!("{path}.attention"), tp_mesh, found);
