@@ -289,8 +289,8 @@ fn what_does_not_fit_is_listed_and_can_be_permitted() {
     let params = vec![params[0].clone(), params[1].clone(), params[4].clone()];
     let allowed = Options {
         cast: true,
-        allow_missing: &["*.e.*".into()],
-        allow_unexpected: &["other*".into(), "model.c*".into(), "model.d*".into()],
+        allow_missing: &["*.e.*".parse().unwrap()],
+        allow_unexpected: &["other*", "model.c*", "model.d*"].map(|it| it.parse().unwrap()),
         ..options(&mapping)
     };
     let import = import::plan(&source, None, params, &allowed).unwrap();

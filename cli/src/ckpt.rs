@@ -13,9 +13,9 @@ mod verify;
 use std::path::{Path, PathBuf};
 
 use checkpoint::{Checkpoint, CheckpointError};
+use ir::model::NamePattern;
 
 use crate::controls::clean;
-use crate::glob::glob;
 use crate::report::{Failure, Outcome, Ui};
 
 /// Lists, shows, checks, compares, reshards and converts checkpoints.
@@ -53,7 +53,7 @@ struct One {
 struct Keys {
     /// Only keys that fit; `*` stands for any text, `?` and `[qk]` for a character.
     #[arg(long, value_name = "GLOB")]
-    param: Option<String>,
+    param: Option<NamePattern>,
 }
 
 /// Runs the command.
@@ -71,14 +71,14 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
 
 impl Keys {
     fn fit(&self, key: &str) -> bool {
-        self.param.as_ref().is_none_or(|it| glob(it, key))
+        self.param.as_ref().is_none_or(|it| it.matches(key))
     }
 
     /// An error, if a pattern fits nothing.
     fn check(&self, checkpoint: &Checkpoint) -> Outcome {
         let mut keys = checkpoint.tensors().map(|it| it.0).chain(checkpoint.objects());
         match &self.param {
-            Some(pattern) if !keys.any(|it| glob(pattern, it)) => {
+            Some(pattern) if !keys.any(|it| pattern.matches(it)) => {
                 let message = format!("no key is like `{pattern}`");
                 Err(Failure::new("PL0707", message)
                     .in_file(checkpoint.path())

@@ -7,7 +7,7 @@ mod tensors;
 
 use std::path::{Path, PathBuf};
 
-use ir::model::axes_text;
+use ir::model::{NamePattern, axes_text};
 use ir::placement::{Axis, Mesh};
 use ir::plan::Plan;
 use serde::Serialize;
@@ -44,7 +44,7 @@ pub struct Args {
     coord: Option<String>,
     /// Only tensors whose name fits; `*` stands for any text, `?` and `[qk]` for a character.
     #[arg(long, value_name = "GLOB")]
-    param: Option<String>,
+    param: Option<NamePattern>,
     /// Optimizer states and accumulators too.
     #[arg(long)]
     states: bool,
@@ -152,7 +152,7 @@ impl View {
         let listed = ranks(&plan.mesh, args.coord.as_deref())?;
         let wants_tensors = !(args.collectives || args.memory || args.amax) || args.param.is_some();
         let tensors = match wants_tensors {
-            true => Some(tensors(plan, args.param.as_deref(), args.states, &listed)?),
+            true => Some(tensors(plan, args.param.as_ref(), args.states, &listed)?),
             false => None,
         };
         Ok(View {

@@ -11,7 +11,6 @@ mod controls;
 mod diff;
 mod doctor;
 mod explain;
-mod glob;
 mod grid;
 mod import;
 mod input;

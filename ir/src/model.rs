@@ -14,6 +14,7 @@ mod mesh;
 pub mod modules;
 mod names;
 mod params;
+mod pattern;
 mod range;
 pub mod schema;
 
@@ -25,8 +26,9 @@ pub use error::{At, ModelError, Problem};
 pub use layout::{Axes, Layout, Tp};
 pub use locate::locate;
 pub use mesh::{MeshSpec, axes_text};
-pub use names::{Names, glob};
+pub use names::Names;
 pub use params::ParamSpec;
+pub use pattern::{NamePattern, PatternError};
 pub use range::{Fields, MAX_SIZE};
 pub(crate) use range::{check_run, check_training};
 pub use schema::Model;

@@ -86,7 +86,7 @@ fn missing_and_unexpected_keys_are_listed() {
     assert_eq!(unexpected.len(), 36, "{unexpected:?}");
     assert!(unexpected.contains(&"unexpected: `model.layers.1.mlp.up_proj.weight`".to_string()));
     let allowed = LoadOptions {
-        allow_unexpected: vec!["*.layers.1.*".to_string()],
+        allow_unexpected: vec!["*.layers.1.*".parse().unwrap()],
         ..loading(&two).unwrap()
     };
     let plan_options =
@@ -102,8 +102,10 @@ fn weights_alone_are_loaded_if_that_is_allowed() {
     let plan = compile(SMALL, "1", &[]);
     let all = problems(refused(&plan, loading(&folder).unwrap()));
     assert!(all.iter().all(|it| it.starts_with("missing: `optim.state.")), "{all:?}");
-    let load =
-        LoadOptions { allow_missing: vec!["optim.*".to_string()], ..loading(&folder).unwrap() };
+    let load = LoadOptions {
+        allow_missing: vec!["optim.*".parse().unwrap()],
+        ..loading(&folder).unwrap()
+    };
     let options = TrainOptions { steps: Some(1), load: Some(load), ..TrainOptions::default() };
     let trained = train(&plan, &options);
     let checkpoint = Checkpoint::open(&folder).unwrap();

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use ir::model::glob;
+use ir::model::NamePattern;
 use rustc_hash::FxHashMap;
 
 use super::convert::{Effect, effect};
@@ -30,10 +30,10 @@ pub struct Options<'a> {
     pub saved_tp: Option<u64>,
     /// Values may be rounded to the model's type.
     pub cast: bool,
-    /// Globs of parameters that need not be there.
-    pub allow_missing: &'a [String],
-    /// Globs of keys that may be there for nothing.
-    pub allow_unexpected: &'a [String],
+    /// Parameters that need not be there.
+    pub allow_missing: &'a [NamePattern],
+    /// Keys that may be there for nothing.
+    pub allow_unexpected: &'a [NamePattern],
 }
 
 /// Weights that fit a model, ready to be written.
@@ -110,7 +110,7 @@ pub fn plan<'a>(
                 continue;
             }
             Forward::Unknown => {
-                match options.allow_unexpected.iter().any(|it| glob(it, key)) {
+                match options.allow_unexpected.iter().any(|it| it.matches(key)) {
                     true => ignored.push(key.to_string()),
                     false => mismatch.unexpected.push(key.to_string()),
                 }
@@ -147,7 +147,7 @@ pub fn plan<'a>(
     let mut res = Vec::new();
     drop(by_name);
     for (param, origins) in params.into_iter().zip(found) {
-        match (origins.is_empty(), options.allow_missing.iter().any(|it| glob(it, &param.name))) {
+        match (origins.is_empty(), options.allow_missing.iter().any(|it| it.matches(&param.name))) {
             (false, _) => res.push((param, origins)),
             (true, true) => missing.push(param.name),
             (true, false) => mismatch.missing.push(param.name),

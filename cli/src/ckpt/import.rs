@@ -7,6 +7,7 @@ use checkpoint::hf::import::{self, Options};
 use checkpoint::hf::params::params;
 use checkpoint::mapping::Mapping;
 use checkpoint::{Checkpoint, full};
+use ir::model::NamePattern;
 use serde_json::json;
 
 use super::target;
@@ -102,10 +103,10 @@ struct Common {
     cast: bool,
     /// Parameters that need not be there.
     #[arg(long, value_name = "GLOB")]
-    allow_missing: Vec<String>,
+    allow_missing: Vec<NamePattern>,
     /// Tensors that may be there for nothing.
     #[arg(long, value_name = "GLOB")]
-    allow_unexpected: Vec<String>,
+    allow_unexpected: Vec<NamePattern>,
 }
 
 /// Runs the command.

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use ir::model::NamePattern;
 use runtime::checkpoint::RankReads;
 use runtime::{LoadOptions, Reshard};
 use serde::Serialize;
@@ -43,10 +44,10 @@ pub struct Args {
     force: bool,
     /// Keys that need not be in the checkpoint, as in `optim.*`.
     #[arg(long, value_name = "GLOB", num_args = 1..)]
-    allow_missing: Vec<String>,
+    allow_missing: Vec<NamePattern>,
     /// Keys of the checkpoint that the plan need not have.
     #[arg(long, value_name = "GLOB", num_args = 1..)]
-    allow_unexpected: Vec<String>,
+    allow_unexpected: Vec<NamePattern>,
     /// Round floating-point numbers that are of another type.
     #[arg(long)]
     cast: bool,

@@ -147,9 +147,10 @@ pub const CODES: &[Code] = &[
         text: "A pattern in an option (decay, frozen, parameters), a name in tied, a part in names or an op \
                in checkpoint matches nothing in this model. It is an error, because the option would have no \
                effect. Of two names that are tied, the parameter is the one that is declared first, and its \
-               alias comes later.",
+               alias comes later. Or a pattern has a `[` that no `]` closes.",
         example: "frozen: [\"model.embed.*\"] where the parameter is model.embed_tokens.weight.",
-        fix: "Correct the pattern; `planc inspect` lists the parameters. `*` stands for any text.",
+        fix: "Correct the pattern; `planc inspect` lists the parameters. `*` stands for any text. `docs/model.md` has all \
+              that a pattern can say.",
     },
     Code {
         code: "PL0210",

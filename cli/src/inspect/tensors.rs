@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use ir::model::NamePattern;
 use ir::placement::{AxisSet, Mesh, Placement, PlacementError, Runs, Sharding};
 use ir::plan::{Buffer, Plan, Role};
 use serde::Serialize;
 
 use super::drawing::{Style, Subject, drawing};
-use crate::glob::glob;
 use crate::grid::Cuts;
 use crate::report::{Failure, Outcome};
 use crate::table::{Align, Table, bytes, elided, wrapped};
@@ -62,14 +62,14 @@ struct ShardView {
 /// Parameters whose name fits `pattern`, and states too if asked for.
 pub fn tensors(
     plan: &Plan,
-    pattern: Option<&str>,
+    pattern: Option<&NamePattern>,
     with_states: bool,
     ranks: &[u64],
 ) -> Outcome<Vec<TensorView>> {
     let params = plan.params.iter().map(|it| (it.buffer, it.aliases.as_slice()));
     let states = plan.buffers.iter().filter(|it| with_states && it.1.role == Role::State);
     let all = params.chain(states.map(|it| (it.0, [].as_slice())));
-    let fits = |name: &str| pattern.is_none_or(|it| glob(it, name));
+    let fits = |name: &str| pattern.is_none_or(|it| it.matches(name));
     let res: Vec<TensorView> = all
         .filter(|(buffer, aliases)| {
             fits(&plan.buffers[*buffer].name) || aliases.iter().any(|it| fits(it))

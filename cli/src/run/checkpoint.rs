@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use checkpoint::save::folder::newest;
+use ir::model::NamePattern;
 use runtime::{Busy, LoadOptions, OnFailure, SaveOptions};
 
 /// Checkpoints.
@@ -39,10 +40,10 @@ pub struct CheckpointArgs {
     resume: bool,
     /// Keys that need not be in the checkpoint, as in `optim.*`.
     #[arg(long, value_name = "GLOB", requires = "from", num_args = 1..)]
-    allow_missing: Vec<String>,
+    allow_missing: Vec<NamePattern>,
     /// Keys of the checkpoint that the model need not have.
     #[arg(long, value_name = "GLOB", requires = "from", num_args = 1..)]
-    allow_unexpected: Vec<String>,
+    allow_unexpected: Vec<NamePattern>,
     /// Round floating-point numbers that are of another type.
     #[arg(long, requires = "from")]
     cast: bool,

@@ -24,6 +24,25 @@ fn compile_writes_a_plan_and_says_what_it_costs() {
     assert!(folder.read("model.plan").starts_with("plan @llama-tiny phase=planned mesh=("));
 }
 
+/// Patterns are read alike everywhere, and reading takes no time: the last but one took 43 s of backtracking.
+#[test]
+fn names_are_chosen_by_patterns() {
+    let folder = Folder::new("patterns", &[]);
+    let said = folder.works("inspect model.ron --mesh 2 --param *layers.[!0].self_attn.?_proj*");
+    assert!(said.contains("layers.1.self_attn.q_proj"), "{said}");
+    assert!(!said.contains("layers.0.") && !said.contains("mlp"), "{said}");
+    let frozen = "compile model.ron --mesh 2 --format json --set frozen=[\"*.[qkvo]_proj.weight\"]";
+    assert!(folder.works(frozen).contains("\"parameters\""));
+    let ran = folder.planc("inspect model.ron --mesh 2 --param *?*?*?*?*?*?*?*?*?*?*?*?!");
+    assert!(ran.code == 1 && ran.stderr.contains("PL0608"), "{}", ran.stderr);
+    for flag in ["inspect model.ron --mesh 2 --param", "run model.ron --load x --allow-missing"] {
+        let ran = folder.planc(&format!("{flag} model.[qk"));
+        assert_eq!(ran.code, 2, "{}", ran.stderr);
+        let expect = "no `]` closes the `[` at character 7 of `model.[qk`";
+        assert!(unwrapped(&ran.stderr).contains(expect), "{}", ran.stderr);
+    }
+}
+
 #[test]
 fn the_same_model_compiles_to_the_same_bytes() {
     let folder = Folder::new("same_bytes", &[]);

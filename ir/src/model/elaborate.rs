@@ -62,6 +62,7 @@ pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
         layout: &layout,
         builder: Builder::new(&mut graph),
         params: FxHashMap::default(),
+        patterns: super::params::Patterns::of(model)?,
         tied: super::params::ties(model)?,
         names: PartNames::default(),
         path: String::new(),
@@ -207,6 +208,8 @@ pub struct Cx<'a> {
     pub builder: Builder<'a>,
     /// Index in [`Graph::params`] of every name of a parameter that a module has declared so far.
     pub(super) params: FxHashMap<String, usize>,
+    /// What the model says of parameters by pattern.
+    pub(super) patterns: super::params::Patterns,
     /// Name of the parameter that an alias stands for.
     pub(super) tied: FxHashMap<&'a str, &'a str>,
     /// Paths of parts, where the module at hand or one around it has its own.

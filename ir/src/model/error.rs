@@ -11,6 +11,7 @@ use ron::error::{Position, SpannedError};
 
 use super::jobs;
 use super::locate::locate;
+use super::pattern::PatternError;
 use crate::build::BuildError;
 use crate::ops::TypeError;
 use crate::placement::PlacementError;
@@ -256,6 +257,9 @@ pub enum Problem {
         /// The parameter whose name is nearest.
         nearest: Option<String>,
     },
+    /// A pattern that cannot be read.
+    #[error(transparent)]
+    Pattern(#[from] PatternError),
     /// A tie that leads to no parameter, or to several.
     #[error("`{alias}` in tied {why}")]
     Tie {
@@ -411,6 +415,7 @@ impl ModelError {
             Problem::Batch { .. } => "PL0207",
             Problem::Build(_) | Problem::Size { .. } => "PL0208",
             Problem::NoMatch { .. }
+            | Problem::Pattern(_)
             | Problem::Tie { .. }
             | Problem::TiedOption { .. }
             | Problem::UnknownPart { .. }
@@ -483,6 +488,7 @@ impl ModelError {
             | Problem::AxisTwice { .. }
             | Problem::Range { .. }
             | Problem::Build(_)
+            | Problem::Pattern(_)
             | Problem::Tie { .. }
             | Problem::NoEffect { .. }
             | Problem::Inputs { .. }

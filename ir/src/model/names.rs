@@ -121,34 +121,3 @@ pub(super) fn join<'a>(path: &'a str, name: &'a str) -> Cow<'a, str> {
         _ => Cow::Owned(format!("{path}.{name}")),
     }
 }
-
-/// Whether `text` is what `pattern` says; `*` stands for any text.
-pub fn glob(pattern: &str, text: &str) -> bool {
-    let mut parts = pattern.split('*');
-    let first = parts.next().unwrap_or_default();
-    let Some(mut rest) = text.strip_prefix(first) else { return false };
-    let parts: Vec<&str> = parts.collect();
-    let Some((last, middle)) = parts.split_last() else { return rest.is_empty() };
-    for part in middle {
-        match rest.find(part) {
-            Some(at) => rest = &rest[at + part.len()..],
-            None => return false,
-        }
-    }
-    rest.ends_with(last)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn globs_match_whole_names() {
-        assert!(glob("*", "a.b"));
-        assert!(glob("a.*.weight", "a.0.b.weight"));
-        assert!(glob("*norm*", "model.norm.weight"));
-        assert!(!glob("a.*.weight", "a.weight"));
-        assert!(!glob("norm", "model.norm"));
-        assert!(!glob("model.norm", "model.norm.weight"));
-    }
-}

@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 
 use super::elaborate::Cx;
 use super::error::{At, ModelError, Problem, nearest};
-use super::names::glob;
+use super::pattern::NamePattern;
 use super::range::too_large;
 use super::schema::{Model, ParamOptions, Placements};
 use crate::graph::{Def, Init, Param, Section, Store};
@@ -74,11 +74,13 @@ impl Cx<'_> {
         let mut fsdp_dim_at = At::Path("fsdp.dim".into());
         let mut dtype = self.model.precision.storage;
         let (mut init, mut decay, mut trainable) = (spec.init, ndim > 1, true);
-        let matches = |patterns: &[String]| patterns.iter().any(|it| glob(it, &name));
-        decay = (decay || matches(&self.model.decay)) && !matches(&self.model.no_decay);
-        trainable &= !matches(&self.model.frozen);
-        let global = self.model.parameters.0.iter().filter(|it| glob(&it.0, &name));
-        let global = global.map(|it| (At::Path(format!("parameters[\"{}\"]", it.0)), &it.1));
+        let patterns = &self.patterns;
+        let matches = |patterns: &[NamePattern]| patterns.iter().any(|it| it.matches(&name));
+        decay = (decay || matches(&patterns.decay)) && !matches(&patterns.no_decay);
+        trainable &= !matches(&patterns.frozen);
+        let global = patterns.parameters.iter().zip(&self.model.parameters.0);
+        let global = global.filter(|it| it.0.matches(&name));
+        let global = global.map(|(pattern, (_, it))| (parameters_at(pattern), it));
         let local = spec.options.map(|(field, it)| (self.here(field), it));
         let (mut explicit, mut placed_at) = (false, None);
         for (place, options) in local.into_iter().chain(global) {
@@ -277,43 +279,87 @@ pub(super) fn ties(model: &Model) -> Result<FxHashMap<&str, &str>, ModelError> {
     Ok(res)
 }
 
+/// The patterns of a model, by field.
+pub(super) struct Patterns {
+    decay: Vec<NamePattern>,
+    no_decay: Vec<NamePattern>,
+    frozen: Vec<NamePattern>,
+    /// In the order of the field.
+    parameters: Vec<NamePattern>,
+}
+
+impl Patterns {
+    /// Reads them.
+    pub(super) fn of(model: &Model) -> Result<Patterns, ModelError> {
+        let list = |field: &str, patterns: &[String]| {
+            let read = |(i, it): (usize, &String)| pattern(it, || format!("{field}[{i}]"));
+            patterns.iter().enumerate().map(read).collect::<Result<Vec<_>, _>>()
+        };
+        let named = model.parameters.0.iter();
+        let named = named.map(|(it, _)| pattern(it, || format!("parameters[\"{it}\"]")));
+        Ok(Patterns {
+            decay: list("decay", &model.decay)?,
+            no_decay: list("no_decay", &model.no_decay)?,
+            frozen: list("frozen", &model.frozen)?,
+            parameters: named.collect::<Result<_, _>>()?,
+        })
+    }
+}
+
+fn pattern(text: &str, at: impl FnOnce() -> String) -> Result<NamePattern, ModelError> {
+    text.parse().map_err(|it| Problem::Pattern(it).at(At::Path(at())))
+}
+
+/// The place of a pattern's options.
+fn parameters_at(pattern: &NamePattern) -> At {
+    At::Path(format!("parameters[\"{pattern}\"]"))
+}
+
 /// Every pattern and every name that is tied must mean some parameter, or it is a misspelling.
 pub(super) fn check_patterns(cx: &Cx<'_>) -> Result<(), ModelError> {
     for (i, tie) in cx.model.tied.iter().enumerate() {
         check_tie(cx, i, tie)?;
     }
-    let model = cx.model;
-    let lists = [("decay", &model.decay), ("no_decay", &model.no_decay), ("frozen", &model.frozen)];
+    let patterns = &cx.patterns;
+    let lists = [
+        ("decay", &patterns.decay),
+        ("no_decay", &patterns.no_decay),
+        ("frozen", &patterns.frozen),
+    ];
     for (field, patterns) in lists {
         for (i, pattern) in patterns.iter().enumerate() {
-            check_pattern(cx, field, format!("{field}[{i}]"), pattern)?;
+            check_pattern(cx, field, At::Path(format!("{field}[{i}]")), pattern)?;
         }
     }
-    for (pattern, _) in &model.parameters.0 {
-        check_pattern(cx, "parameters", format!("parameters[\"{pattern}\"]"), pattern)?;
+    for pattern in &patterns.parameters {
+        check_pattern(cx, "parameters", parameters_at(pattern), pattern)?;
     }
     Ok(())
 }
 
-fn check_pattern(cx: &Cx<'_>, field: &str, at: String, pattern: &str) -> Result<(), ModelError> {
+fn check_pattern(
+    cx: &Cx<'_>,
+    field: &str,
+    at: At,
+    pattern: &NamePattern,
+) -> Result<(), ModelError> {
     let graph = &*cx.builder.graph;
     let names = || graph.params.iter().map(|it| &graph.values[it.value].name);
-    if names().any(|it| glob(pattern, it)) {
+    if names().any(|it| pattern.matches(it)) {
         return Ok(());
     }
-    let (field, pattern) = (field.to_string(), pattern.to_string());
-    let problem = match cx.model.tied.iter().find(|it| glob(&pattern, &it.0)) {
+    let problem = match cx.model.tied.iter().find(|it| pattern.matches(&it.0)) {
         Some((alias, _)) => {
             let name = cx.tied[alias.as_str()].to_string();
-            Problem::TiedOption { field, pattern, name }
+            Problem::TiedOption { field: field.to_string(), pattern: pattern.to_string(), name }
         }
         None => {
             let known: Vec<String> = names().cloned().collect();
-            let nearest = nearest(&pattern, &known).map(str::to_string);
-            Problem::NoMatch { field, pattern, nearest }
+            let nearest = nearest(pattern.as_str(), &known).map(str::to_string);
+            Problem::NoMatch { field: field.to_string(), pattern: pattern.to_string(), nearest }
         }
     };
-    Err(problem.at(At::Path(at)))
+    Err(problem.at(at))
 }
 
 /// Both names of a tie are parameters that modules declare, and the module of the alias comes later.

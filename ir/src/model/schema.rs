@@ -1,7 +1,7 @@
 //! The RON schema of `model.ron`, apart from the modules (see [`super::modules`]).
 //!
 //! Every struct denies unknown fields and has its defaults in one `Default` impl. Words that name
-//! tensors are globs over full parameter names: `*` stands for any text.
+//! tensors are patterns for full names of parameters (see [`NamePattern`](super::NamePattern)).
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -604,6 +604,20 @@ fn errors_about_patterns_and_structure() {
     );
     check_error(
         "sequence: 32,",
+        "sequence: 32, frozen: [\"*\", \"model.[norm\"],",
+        "1",
+        "PL0209: no `]` closes the `[` at character 7 of `model.[norm`; write `[[]` for the character `[`\n\
+         at: \"model.[norm\"",
+    );
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, parameters: {\"*.[qk\": (init: Zeros)},",
+        "1",
+        "PL0209: no `]` closes the `[` at character 3 of `*.[qk`; write `[[]` for the character `[`\n\
+         at: \"*.[qk\"",
+    );
+    check_error(
+        "sequence: 32,",
         "sequence: 32, tied: [(\"lm_head.weight\", \"model.norm.weight\")],",
         "1",
         "PL0210: `lm_head.weight` of shape [256, 64] is tied to `model.norm.weight` of shape [64]\n\

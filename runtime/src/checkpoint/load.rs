@@ -24,7 +24,7 @@ use checkpoint::save::{Number, Position, hyper_parameters, schedule_numbers};
 use checkpoint::{Checkpoint, StoredTensor, StoredType, is_count, overlap};
 use ir::DType;
 use ir::checkpoint::{CheckpointLayout, Entry, Kind, Source};
-use ir::model::glob;
+use ir::model::NamePattern;
 use ir::placement::{AxisSet, Chunk, Coord, LocalBox, Mesh, Sharding};
 use ir::plan::{Buffer, Comm, Plan};
 use ir::types::TensorType;
@@ -38,10 +38,10 @@ use crate::session::{Rank, Session};
 pub struct LoadOptions {
     /// A checkpoint, or a folder with `latest`.
     pub path: PathBuf,
-    /// Keys of the plan that need not be in the checkpoint; `*` stands for any text.
-    pub allow_missing: Vec<String>,
+    /// Keys of the plan that need not be in the checkpoint.
+    pub allow_missing: Vec<NamePattern>,
     /// Keys of the checkpoint that the plan need not have.
-    pub allow_unexpected: Vec<String>,
+    pub allow_unexpected: Vec<NamePattern>,
     /// Whether floating-point numbers may be of another type than the plan's.
     pub cast: bool,
 }
@@ -791,8 +791,8 @@ fn number(checkpoint: &Checkpoint, key: &str, stored: &StoredTensor) -> Result<f
     }
 }
 
-fn allows(globs: &[String], key: &str) -> bool {
-    globs.iter().any(|it| glob(it, key))
+fn allows(patterns: &[NamePattern], key: &str) -> bool {
+    patterns.iter().any(|it| it.matches(key))
 }
 
 /// `1 state`, `3 states`.
