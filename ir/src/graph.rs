@@ -272,6 +272,9 @@ pub struct ScopeData {
     pub parent: Option<Scope>,
     /// FSDP unit this module belongs to: parameters of one unit are gathered together.
     pub unit: u32,
+    /// The layer of the model that this module belongs to, counted from 0. What a layer reads of others is kept for the
+    /// backward pass.
+    pub layer: Option<u32>,
     /// Which activations of this module are recomputed in the backward pass.
     pub checkpoint: Checkpoint,
     /// What becomes of the unit's gathered weights after the forward pass.
@@ -294,15 +297,16 @@ pub enum AfterForward {
     KeepPiece(AxisSet),
 }
 
-/// Activation checkpointing policy of a unit.
+/// Activation checkpointing policy of a layer. Ops have the names that a model gives them; what these cover is on
+/// each op: [`StandsFor`](crate::ops::StandsFor).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Checkpoint {
     /// Keep everything that the backward pass reads.
     #[default]
     None,
-    /// Keep only what enters the unit.
+    /// Keep only what enters the layer.
     Full,
-    /// Keep what these ops make (text IR names), recompute the rest.
+    /// Keep what these ops and kinds of collectives make, recompute the rest.
     Selective(Vec<String>),
     /// Recompute what these ops make, keep the rest.
     Recompute(Vec<String>),

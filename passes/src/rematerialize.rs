@@ -2,7 +2,7 @@
 //!
 //! Two policies, one mechanism. Gathered weights of a unit that drops them are gathered
 //! again, but for those of the last unit, with which the backward pass starts. Activations of a
-//! checkpointed unit are computed again from what entered it, or from what is kept of it, by clones of
+//! checkpointed layer are computed again from what entered it, or from what is kept of it, by clones of
 //! the very nodes that made them, collectives and their axes included. A clone is placed in front of
 //! the first backward node that needs it.
 //!
@@ -69,7 +69,7 @@ impl Pass<Graph> for Rematerialize {
     }
 }
 
-/// Forward nodes whose results are not kept for the backward pass. What another unit reads is kept, and
+/// Forward nodes whose results are not kept for the backward pass. What another layer or unit reads is kept, and
 /// so are the weights of the unit whose backward pass comes first.
 fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
     let mut res = SecondaryMap::new();
@@ -105,7 +105,7 @@ fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
         let data = &graph.nodes[node];
         if data.section == Section::Forward {
             for producer in data.inputs.iter().filter_map(|&it| graph.producer(it)) {
-                if unit(graph, producer) != unit(graph, node) {
+                if layer(graph, producer) != layer(graph, node) {
                     res[producer] = false;
                 }
             }
@@ -116,6 +116,12 @@ fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
 
 fn unit(graph: &Graph, node: Node) -> u32 {
     graph.scopes[graph.nodes[node].scope].unit
+}
+
+/// Where activations are computed again from what enters.
+fn layer(graph: &Graph, node: Node) -> (u32, Option<u32>) {
+    let scope = &graph.scopes[graph.nodes[node].scope];
+    (scope.unit, scope.layer)
 }
 
 /// `full`, cut over the axes of `group` in the dimension that they cut in `stored`.
@@ -137,7 +143,7 @@ struct Clones<'a> {
 
 impl Clones<'_> {
     /// What the backward pass reads for `value`. Producers are cloned first; a chain of producers is
-    /// as deep as a unit is long, so it is walked with a stack of its own.
+    /// as deep as a layer is long, so it is walked with a stack of its own.
     fn value(&mut self, value: Value) -> Value {
         let mut stack: SmallVec<[Value; 16]> = SmallVec::from_slice(&[value]);
         while let Some(&top) = stack.last() {

@@ -27,7 +27,8 @@ fn one_by_one(name: &str) -> String {
 }
 
 /// Options under which units, recomputation, or both are something else.
-const OPTIONS: [&[(&str, &str)]; 8] = [
+const OPTIONS: [&[(&str, &str)]; 9] = [
+    &[("checkpoint", "Full"), ("fsdp.units", "Model")],
     &[],
     &[("checkpoint", "Full")],
     &[("checkpoint", "Selective([\"matmul\"])")],
@@ -85,9 +86,26 @@ fn layers_in_one_body_are_units_of_their_own() {
     check_alike(&[model(&repeat), model(&one_by_one)]);
     let graph = logical(&model(&repeat), "2", &[("checkpoint", "Full")]).unwrap();
     let unit = |path: &str| graph.scopes.values().find(|it| it.path == path).unwrap().unit;
+    let layer = |path: &str| graph.scopes.values().find(|it| it.path == path).unwrap().layer;
+    assert_eq!(["norm", "layers.0.norm", "layers.1.a"].map(layer), [None, Some(0), Some(2)]);
     let units =
         ["embed", "layers.0.a", "layers.0.norm", "layers.0.b", "layers.1.b", "norm", "head"];
     assert_eq!(units.map(unit), [0, 1, 1, 2, 4, 5, 5]);
+}
+
+/// Whatever is gathered together, a layer is what is recomputed: `Full` keeps one input of each.
+#[test]
+fn layers_are_recomputed_one_by_one_whatever_the_units() {
+    for units in ["EachLayer", "Layers(2)", "Model"] {
+        let set = [
+            ("fsdp.units", units),
+            ("fsdp.reshard_after_forward", "false"),
+            ("batch", "Global(256)"),
+        ];
+        let bytes = |set: Set| compile(&repeated(), "4", set).step_bytes;
+        let full = [&set[..], &[("checkpoint", "Full")]].concat();
+        assert!(bytes(&full) < bytes(&set), "{units}: `Full` saves nothing");
+    }
 }
 
 /// `cases/models/unrolled.ron` and `rep1.ron`: names that are no numbers change nothing but names.

@@ -167,6 +167,7 @@ fn batch(model: &Model, layout: &Layout) -> Result<u64, ModelError> {
 /// between it and the next one, or what is behind the last.
 struct Stretch {
     unit: u32,
+    layer: Option<u32>,
     checkpoint: Checkpoint,
     after_forward: AfterForward,
 }
@@ -178,13 +179,13 @@ impl Stretch {
             true => AfterForward::Drop,
             false => AfterForward::Keep,
         };
-        Stretch { unit: 0, checkpoint: Checkpoint::None, after_forward }
+        Stretch { unit: 0, layer: None, checkpoint: Checkpoint::None, after_forward }
     }
 
     /// The scope of a module that is here.
     fn scope(&self, around: &ScopeData) -> ScopeData {
-        let Stretch { unit, ref checkpoint, after_forward } = *self;
-        ScopeData { unit, checkpoint: checkpoint.clone(), after_forward, ..around.clone() }
+        let Stretch { unit, layer, ref checkpoint, after_forward } = *self;
+        ScopeData { unit, layer, checkpoint: checkpoint.clone(), after_forward, ..around.clone() }
     }
 }
 
@@ -228,7 +229,7 @@ pub struct Cx<'a> {
     pub(super) quantized: Range<u64>,
     /// Numbers of iterations so far.
     pub(super) numbers: Vec<Numbers>,
-    /// Layers so far.
+    /// Layers so far; the number of the next one.
     pub(super) n_layers: u64,
     /// Layers of the model.
     layers_in_all: u64,
@@ -399,7 +400,9 @@ impl<'a> Cx<'a> {
             }
             Units::Model => (unit, outside.after_forward),
         };
-        self.stretch = Stretch { unit, checkpoint: self.checkpoint.clone(), after_forward };
+        let layer = u32::try_from(self.n_layers).ok();
+        let checkpoint = self.checkpoint.clone();
+        self.stretch = Stretch { unit, layer, checkpoint, after_forward };
         let mut data = self.inner_scope();
         if !self.quantized.contains(&self.n_layers) {
             data.recipe = Recipe::Bf16;

@@ -169,6 +169,9 @@ impl<'a> Printer<'a> {
         if data.unit != 0 {
             self.write(format_args!(" unit={}", data.unit));
         }
+        if let Some(layer) = data.layer {
+            self.write(format_args!(" layer={layer}"));
+        }
         if data.checkpoint != Checkpoint::default() {
             self.out.push_str(" checkpoint=");
             self.ron(&data.checkpoint);

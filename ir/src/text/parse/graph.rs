@@ -124,7 +124,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `scope 1 "model.layers.0" parent=0 unit=1 checkpoint=Full reshard`
+    /// `scope 1 "model.layers.0" parent=0 unit=1 layer=0 checkpoint=Full reshard`
     fn scope(&mut self, draft: &mut Draft<'a>) -> Result<(), ParseError> {
         self.cursor.word("`scope`")?;
         let start = self.cursor.skip();
@@ -157,6 +157,9 @@ impl<'a> Parser<'a> {
             } else if self.cursor.eat_word("unit") {
                 self.cursor.expect(b'=')?;
                 data.unit = self.cursor.number("the number of an FSDP unit")?;
+            } else if self.cursor.eat_word("layer") {
+                self.cursor.expect(b'=')?;
+                data.layer = Some(self.cursor.number("the number of a layer")?);
             } else if self.cursor.eat_word("checkpoint") {
                 self.cursor.expect(b'=')?;
                 data.checkpoint = self.ron("None, Full, Selective([..]) or Recompute([..])")?;
