@@ -1,4 +1,6 @@
-//! What several test files need: running graphs on global tensors, and ops on the ranks of a mesh.
+//! What several test files need: running graphs on global tensors, ops on the ranks of a mesh, and
+//! reading of files that may hold anything.
 
 pub mod eval;
+pub mod fuzz;
 pub mod spmd;

@@ -1,0 +1,5 @@
+//! Machine profiles: parse, predict.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| tests::fuzz::profile(bytes));

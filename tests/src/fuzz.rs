@@ -1,0 +1,196 @@
+//! The functions that the command calls on files of its users, on bytes that may be anything.
+//!
+//! The binaries of `tests/fuzz` search for bytes on which one of these panics, hangs or takes much
+//! memory; `tests/fuzz.rs` replays what they found. A mistake in the input ends in an error of a
+//! library, and its text and place are made, as for a report.
+//!
+//! Options stand in comments at the start of a model, so that a seed is a file that `planc` reads:
+//!
+//! ```text
+//! // --mesh 2x4
+//! // --set micro_batches=2
+//! ```
+
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use ir::checkpoint::CheckpointLayout;
+use ir::cost::{Target, Timeline};
+use ir::meaning::{Meaning, diff};
+use ir::model::modules::Module;
+use ir::model::{MeshSpec, ModelError};
+use ir::plan::{Plan, memory_profile};
+use ir::text::{Program, parse, print_plan};
+use ir::{Graph, Phase};
+use passes::PassError;
+
+/// Models of more modules than this, repetitions included, are parsed and not compiled. Compiling takes
+/// time in proportion to modules, and 10,000 layers are legal.
+const MODULES: u64 = 24;
+
+/// Reads a model, with its options, and compiles it.
+pub fn model(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let (mesh, sets) = options(text);
+    let point = |it: ModelError| {
+        check_text(&format!("{} {it} {:?}", it.code(), it.help()));
+        check_span(text, it.span(text));
+    };
+    let model = match ir::model::parse_with(text, &sets) {
+        Ok(it) => it,
+        Err(it) => return point(it),
+    };
+    let mesh = match MeshSpec::parse(mesh) {
+        Ok(it) => it,
+        Err(it) => return point(it),
+    };
+    if count(&model.layers) > MODULES {
+        return;
+    }
+    match ir::model::elaborate(&model, &mesh) {
+        Ok(graph) => {
+            if let Some(plan) = compile(graph) {
+                let printed = print_plan(&plan);
+                assert_eq!(ir::text::parse_plan(&printed).as_ref(), Ok(&plan), "{printed}");
+                look_at(&plan);
+            }
+        }
+        Err(it) => point(it),
+    }
+}
+
+/// Reads a plan or IR, proves or verifies it, and prints it. What passes is looked at as the commands
+/// that take plans do.
+pub fn plan(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let program = match parse(text) {
+        Ok(it) => it,
+        Err(it) => {
+            check_text(&it.to_string());
+            return check_span(text, Some(it.span));
+        }
+    };
+    let printed = program.to_string();
+    let again = parse(&printed).unwrap_or_else(|it| panic!("{it} in what was printed: {printed}"));
+    assert_eq!(again.to_string(), printed, "printed twice");
+    match program {
+        Program::Graph(graph) => {
+            for it in ir::verify::graph::verify(&graph) {
+                check_text(&it.to_string());
+            }
+        }
+        Program::Plan(plan) => {
+            let proof = codegen::prove(&plan);
+            for it in &proof.broken {
+                check_text(&it.to_string());
+            }
+            if proof.broken.is_empty() {
+                look_at(&plan);
+            }
+        }
+    }
+}
+
+/// Reads a machine profile, and predicts with it.
+pub fn profile(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    match Target::parse(text) {
+        Ok(target) => PLANS.iter().for_each(|it| price(it, &target)),
+        Err(it) => {
+            check_text(&it.to_string());
+            check_span(text, it.span(text));
+        }
+    }
+}
+
+/// What `// --mesh` and `// --set` say in the comments at the start of a model.
+fn options(text: &str) -> (&str, Vec<(&str, &str)>) {
+    let (mut mesh, mut sets) = ("2x2", Vec::new());
+    for line in text.lines().map_while(|it| it.strip_prefix("//")) {
+        match line.trim().split_once(' ') {
+            Some(("--mesh", it)) => mesh = it,
+            Some(("--set", it)) => {
+                sets.extend(it.split_once('=').map(|it| (it.0.trim(), it.1.trim())));
+            }
+            _ => {}
+        }
+    }
+    (mesh, sets)
+}
+
+/// Modules that these become, each as often as it is repeated.
+fn count(modules: &[Module]) -> u64 {
+    let of = |it: &Module| match it {
+        Module::Repeat(it) => u64::from(it.n).saturating_mul(count(&it.body)),
+        Module::Residual(it) => 1 + count(&it.body),
+        // A chunk of a loss is a few ops, of which a layer has more.
+        Module::LmHead(it) => 1 + it.chunks / 4,
+        // The others hold no modules.
+        _ => 1,
+    };
+    modules.iter().map(of).fold(0, u64::saturating_add)
+}
+
+/// Compiles a graph. What a user did wrong is an error; that a pass breaks its promise is ours.
+fn compile(graph: Graph) -> Option<Plan> {
+    assert_eq!(graph.phase, Phase::Logical);
+    match codegen::compile(graph, &codegen::Options::default()) {
+        Ok(it) => Some(it.plan),
+        Err(it) => match it.error {
+            PassError::Failed { message, .. } => {
+                check_text(&message);
+                None
+            }
+            PassError::Broke { .. } => panic!("{}", it.error),
+        },
+    }
+}
+
+/// What `compile`, `diff`, `run` and the page ask of a plan that holds.
+fn look_at(plan: &Plan) {
+    let meaning = Meaning::of(plan);
+    assert!(diff(&meaning, &meaning).is_empty(), "a plan is not what it is");
+    assert!(memory_profile(plan).total_bytes() >= plan.persistent_bytes);
+    if let Err(it) = CheckpointLayout::of(plan) {
+        check_text(&it.to_string());
+    }
+    price(plan, &H200);
+}
+
+fn price(plan: &Plan, target: &Target) {
+    if !target.multiplies(plan) {
+        return;
+    }
+    let cost = Timeline::predict(plan, target).step_cost(plan, target);
+    let shares = cost.of_fp8_peak.into_iter().chain([cost.of_bf16_peak]);
+    let shares = shares.flat_map(|it| [it.mfu, it.hfu]);
+    let times = [cost.seconds, cost.exposed_seconds, cost.communication_seconds];
+    let mut figures = times.into_iter().chain(shares);
+    assert!(figures.all(|it| it.is_finite() && it >= 0.0), "{cost:?}");
+}
+
+fn check_text(text: &str) {
+    assert!(!text.is_empty(), "an error that says nothing");
+}
+
+/// A report cuts the text there.
+fn check_span(text: &str, span: Option<Range<usize>>) {
+    if let Some(span) = span {
+        assert!(text.get(span.clone()).is_some(), "{span:?} is no part of {} bytes", text.len());
+    }
+}
+
+static H200: LazyLock<Target> =
+    LazyLock::new(|| Target::builtin("h200").expect("it comes with planc"));
+
+/// Plans of two examples, of which one multiplies in FP8.
+static PLANS: LazyLock<[Plan; 2]> = LazyLock::new(|| {
+    let texts =
+        [include_str!("../../examples/mlp.ron"), include_str!("../../examples/llama-tiny-fp8.ron")];
+    texts.map(|text| {
+        let model = ir::model::parse(text).expect("an example");
+        let mesh = MeshSpec::parse("2x2").expect("a mesh");
+        let graph = ir::model::elaborate(&model, &mesh).expect("an example");
+        compile(graph).expect("an example")
+    })
+});
