@@ -625,8 +625,8 @@ fn suffix(from: &Sharding, to: Option<&Sharding>) -> &'static str {
     let (before, after) = (from.sharded_axes(), to.sharded_axes());
     if to.partial.is_some() && from.partial.is_none() {
         "partial"
-    } else if from.partial.is_some() {
-        "sum"
+    } else if let Some((op, _)) = from.partial {
+        op.name()
     } else if after != before && after.is_subset(before) {
         "full"
     } else if after != before && before.is_subset(after) {
