@@ -50,17 +50,45 @@ pub fn parse_with(source: &str, overrides: &[(&str, &str)]) -> Result<Model, Mod
     parse(source)?;
     let mut text = source.to_string();
     for &(path, value) in overrides {
-        let fail = |why: String| {
+        let fail = |why: String, help: Option<String>| {
             let (path, value) = (path.to_string(), value.to_string());
-            Problem::Override { path: path.clone(), value, why }.at(At::Override(path))
+            Problem::Override { path: path.clone(), value, why, help }.at(At::Override(path))
         };
-        text = locate::splice(&text, path, value).map_err(fail)?;
-        if let Err(it) = parse(&text) {
+        let replaced = locate::splice(&text, path, value).map_err(|it| fail(it, None))?;
+        if let Err(it) = parse(&replaced) {
             let help = it.help().map_or(String::new(), |it| format!("; {it}"));
-            return Err(fail(format!("{it}{help}")));
+            return Err(fail(format!("{it}{help}"), meant(&text, path, value)));
         }
+        text = replaced;
     }
     parse(&text)
+}
+
+/// Overrides near to `path=value` that `source` takes: the value with brackets or quotes, in a variant, or
+/// of a field of what is at `path`.
+fn meant(source: &str, path: &str, value: &str) -> Option<String> {
+    let with = |path: &str, value: &str| locate::splice(source, path, value).map(|it| parse(&it));
+    let fits = |(path, value): &(String, String)| matches!(with(path, value), Ok(Ok(_)));
+    // What nothing has makes the parser say what there is.
+    let known = |value: &str| match with(path, value).ok()?.err().map(|it| *it.problem) {
+        Some(Problem::UnknownField { known, .. } | Problem::UnknownVariant { known, .. }) => {
+            Some(known)
+        }
+        _ => None,
+    };
+    let here = |value: String| (path.to_string(), value);
+    let whole = [format!("{value}()"), format!("\"{value}\"")].map(here);
+    let variants = known("_").unwrap_or_default();
+    let variants = variants.iter().map(|it| here(format!("{it}({value})")));
+    let fields = known("(_: 0)").unwrap_or_default();
+    let fields = fields.iter().map(|it| (format!("{path}.{it}"), value.to_string()));
+    let all = whole.into_iter().chain(variants).chain(fields).filter(fits);
+    let all: Vec<String> = all.map(|(path, value)| format!("`--set '{path}={value}'`")).collect();
+    match all.as_slice() {
+        [] => None,
+        [one] => Some(format!("did you mean {one}?")),
+        [rest @ .., last] => Some(format!("did you mean {} or {last}?", rest.join(", "))),
+    }
 }
 
 #[cfg(test)]

@@ -106,6 +106,8 @@ pub enum Problem {
         value: String,
         /// Why not.
         why: String,
+        /// What was probably meant.
+        help: Option<String>,
     },
     /// The text of a mesh that is not one.
     #[error("`{text}` is no mesh: {why}")]
@@ -477,9 +479,7 @@ impl ModelError {
                 Some("`bias_add` adds a vector to every row".to_string())
             }
             Problem::Tied { .. } => Some("tied parameters have one shape".to_string()),
-            Problem::Override { .. } => {
-                Some("write the path as in the file: `precision.compute=bf16`".to_string())
-            }
+            Problem::Override { help, .. } => help.clone(),
             Problem::MissingField { .. }
             | Problem::Syntax { .. }
             | Problem::WrongType { .. }
@@ -571,14 +571,33 @@ pub(super) fn from_ron(source: &str, error: SpannedError) -> ModelError {
         E::InvalidValueForType { expected, found } => {
             (Problem::WrongType { expected, found }, start..end.max(start))
         }
-        E::ExpectedInteger => mistyped("a whole number"),
+        E::ExpectedInteger | E::InvalidIntegerDigit { .. } => mistyped("a whole number"),
         E::ExpectedFloat => mistyped("a number"),
         E::ExpectedBoolean => mistyped("true or false"),
         E::ExpectedString => mistyped("a string in quotes"),
         E::ExpectedArray => mistyped("a list `[...]`"),
         E::ExpectedMap => mistyped("a map `{...}`"),
-        E::ExpectedStructLike | E::ExpectedNamedStructLike(_) => mistyped("fields in `(...)`"),
+        E::ExpectedStructLike | E::ExpectedNamedStructLike(_) => match word_before(source, start) {
+            Some(word) => {
+                let name = &source[word.clone()];
+                let expected = format!("`{name}(...)`, whose brackets hold its fields or nothing");
+                (Problem::WrongType { expected, found: "the name alone".to_string() }, word)
+            }
+            None => mistyped("fields in `(...)`"),
+        },
+        E::ExpectedDifferentStructName { found, .. } => {
+            let expected = "fields in `(...)`".to_string();
+            let bytes = behind(&found);
+            (Problem::WrongType { expected, found: format!("`{found}`") }, bytes)
+        }
         E::ExpectedIdentifier => mistyped("a name"),
+        E::InvalidIdentifier(found) | E::SuggestRawIdentifier(found) => {
+            let bytes = behind(&found);
+            (
+                Problem::WrongType { expected: "a name".to_string(), found: format!("`{found}`") },
+                bytes,
+            )
+        }
         other => (Problem::Syntax { what: lower(&other.to_string()) }, start..end.max(start)),
     };
     let line = 1 + source[..bytes.start].matches('\n').count();
@@ -608,6 +627,17 @@ fn word_at(source: &str, at: usize) -> Range<usize> {
         None => rest.len(),
     };
     start..start + len
+}
+
+/// The name that ends right before `at`, if nothing else stands there.
+fn word_before(source: &str, at: usize) -> Option<Range<usize>> {
+    let is_word = |it: char| it.is_alphanumeric() || it == '_';
+    let end = source[..at].trim_end().len();
+    let start = source[..end]
+        .rfind(|it| !is_word(it))
+        .map_or(0, |it| it + source[it..].chars().next().map_or(0, char::len_utf8));
+    let ends = !source[at..].starts_with(is_word);
+    (start < end && ends).then_some(start..end)
 }
 
 /// What a closed list of words is a list of.
@@ -644,8 +674,18 @@ pub(super) fn nearest<'a>(found: &str, known: &'a [String]) -> Option<&'a str> {
     let lower = found.to_lowercase();
     let scored = known.iter().map(|it| (distance(&lower, &it.to_lowercase()), it));
     let (score, best) = scored.min_by_key(|it| it.0)?;
-    let limit = 1 + found.chars().count().max(best.chars().count()) / 3;
-    (score <= limit && score < found.chars().count()).then_some(best.as_str())
+    let n = found.chars().count();
+    let most = n.max(best.chars().count());
+    // Another letter in a word of two leaves too little to know it by: `cp` is not `dp`, and `pt` is `tp`.
+    let told = most > 2 || letters(&lower) == letters(&best.to_lowercase());
+    (told && score <= 1 + most / 3 && score < n).then_some(best.as_str())
+}
+
+/// The letters of a word, in alphabetical order.
+fn letters(word: &str) -> Vec<char> {
+    let mut res: Vec<char> = word.chars().collect();
+    res.sort_unstable();
+    res
 }
 
 /// Edits (insert, delete, replace, swap two neighbours) between two words.
@@ -684,6 +724,9 @@ mod tests {
         check("dp_shrad", &["dp", "dp_shard", "tp"], Some("dp_shard"));
         check("kv_head", &["heads", "kv_heads"], Some("kv_heads"));
         check("zzzzz", &["dp", "tp"], None);
+        check("cp", &["dp", "tp"], None);
+        check("DP", &["dp", "tp"], Some("dp"));
+        check("d", &["dp", "tp"], None);
         check("x", &[], None);
     }
 }

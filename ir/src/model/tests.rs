@@ -759,12 +759,70 @@ fn overrides_replace_values_and_name_themselves() {
     );
     assert_eq!(
         error("recipe", "Float8CurrentScaling"),
-        "`recipe=Float8CurrentScaling` cannot be set: expected fields in `(...)`, found `,`"
+        "`recipe=Float8CurrentScaling` cannot be set: expected `Float8CurrentScaling(...)`, whose brackets hold its \
+         fields or nothing, found the name alone"
     );
     assert_eq!(
         error("layers[9].n", "2"),
         "`layers[9].n=2` cannot be set: `layers` has no such entry"
     );
+    assert_eq!(
+        error("precision", "bf16"),
+        "`precision=bf16` cannot be set: expected fields in `(...)`, found `bf16`"
+    );
+    assert_eq!(
+        error("sequence", "abc"),
+        "`sequence=abc` cannot be set: expected a whole number, found `abc`"
+    );
+}
+
+/// A value that does not fit comes with those that were probably meant, and with nothing if there are none.
+#[test]
+fn overrides_that_were_meant() {
+    let source = example("llama-tiny.ron");
+    #[track_caller]
+    fn check(source: &str, path: &str, value: &str, expect: Option<&str>) {
+        let error = parse_with(source, &[(path, value)]).expect_err("an error");
+        assert_eq!(error.help().as_deref(), expect, "{error}");
+    }
+    let current = "did you mean `--set 'recipe=Float8CurrentScaling()'`?";
+    check(&source, "recipe", "Float8CurrentScaling", Some(current));
+    check(
+        &source,
+        "precision",
+        "bf16",
+        Some(
+            "did you mean `--set 'precision.storage=bf16'`, `--set 'precision.compute=bf16'`, \
+             `--set 'precision.reduce=bf16'` or `--set 'precision.output=bf16'`?",
+        ),
+    );
+    check(
+        &source,
+        "batch",
+        "16",
+        Some("did you mean `--set 'batch=Global(16)'` or `--set 'batch=PerReplica(16)'`?"),
+    );
+    check(&source, "name", "x", Some("did you mean `--set 'name=\"x\"'`?"));
+    check(&source, "sequence", "abc", None);
+    check(&source, "layers[9].n", "2", None);
+    check(&source, "micro_batchs", "2", None);
+}
+
+/// The same words in the file.
+#[test]
+fn names_that_lack_brackets() {
+    let with = |from: &str, to: &str| example("llama-tiny.ron").replacen(from, to, 1);
+    let source = with("sequence: 32,", "sequence: 32, recipe: Float8CurrentScaling,");
+    let error = parse(&source).expect_err("an error");
+    assert_eq!(&source[error.span(&source).expect("a place")], "Float8CurrentScaling");
+    assert_eq!(error.code(), "PL0103");
+    let source = with("batch: Global(8)", "batch: 8");
+    let error = parse(&source).expect_err("an error");
+    assert_eq!(error.to_string(), "expected a name, found `8`");
+    let source = with("sequence: 32,", "sequence: 32, precision: bf16,");
+    let error = parse(&source).expect_err("an error");
+    assert_eq!(&source[error.span(&source).expect("a place")], "bf16");
+    assert_eq!(error.to_string(), "expected fields in `(...)`, found `bf16`");
 }
 
 #[test]
