@@ -29,7 +29,7 @@ pub struct Grid {
     pub bands: [Vec<Band>; 2],
     /// Dimensions that are cut too and not drawn: what is shown is their first piece.
     pub others: Vec<usize>,
-    /// Axes along which every rank holds the same.
+    /// Axes along which every rank holds the same box: a copy of its elements, or a part of their sum.
     pub copies: AxisSet,
     /// How many ranks hold nothing.
     pub n_empty: u64,

@@ -110,14 +110,16 @@ pub fn drawing(cx: &Cx, data: &BufferData, id: &str, name: &str, cuts: &mut Cuts
     else {
         return html! { p.note { "Too many pieces to draw." } };
     };
-    let copies = mesh.in_user_axes(&mesh.names(grid.copies), ", ");
+    // Axes of a partial value hold summands, not copies.
+    let copies = data.sharding.replicated_axes(mesh);
     html! {
         (picture(&grid, mesh, id, &format!("Which ranks hold which box of {name}")))
         p.readout aria-live="polite" {}
         p.note {
-            @if mesh.set_size(grid.copies) > 1 { "Copies over " (copies) ". " }
-            @if let Some(partial) = &data.sharding.partial {
-                "Still to be reduced (" (partial.0.name()) ") over " (mesh.in_user_axes(&mesh.names(partial.1), ", ")) ". "
+            @if mesh.set_size(copies) > 1 { "Copies over " (mesh.in_user_axes(&mesh.names(copies), ", ")) ". " }
+            @if let Some((op, axes)) = &data.sharding.partial {
+                "Partial over " (mesh.in_user_axes(&mesh.names(*axes), ", ")) ": the value is the " (op.noun())
+                " of what these ranks hold. "
             }
             @if grid.n_empty > 0 { span data-empty=(grid.n_empty) { (grouped(grid.n_empty)) @if grid.n_empty == 1 { " rank holds" } @else { " ranks hold" } " nothing. " } }
             @for dim in &grid.others { "Dim " (dim) " is cut too: drawn is its first piece. " }

@@ -240,13 +240,21 @@ fn check(browser: &mut Browser, example: &str, mesh: &str) -> Plan {
     let path = write("facts", &plan);
     let size = std::fs::metadata(&path).unwrap().len();
     assert!(size < LARGEST, "the page of {example} on {mesh} has {size} bytes");
-    for width in [1400, 400] {
+    for width in [2560, 1400, 400] {
         browser.open(&path, width, 1000);
         let wide = browser.eval("document.documentElement.scrollWidth - innerWidth");
         assert!(
             wide.as_f64() <= Some(0.0),
             "{example} is {wide} pixels wider than a window of {width}"
         );
+        // Nothing of a wide window is left empty beside figures, charts and cards.
+        for it in [".tiles", ".plot", ".overview", ".cards"] {
+            let free = format!(
+                "innerWidth - document.querySelector('{it}').getBoundingClientRect().right"
+            );
+            let free = browser.eval(&free).as_f64();
+            assert!(free <= Some(40.0), "`{it}` leaves {free:?} of {width} pixels");
+        }
     }
     browser.open(&path, 1400, 1000);
     check_figures(browser, &plan);

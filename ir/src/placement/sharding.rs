@@ -67,6 +67,16 @@ impl ReduceOp {
             ReduceOp::Min => "min",
         }
     }
+
+    /// What it makes of several values, in words: `sum`, `average`, `maximum` or `minimum`.
+    pub fn noun(self) -> &'static str {
+        match self {
+            ReduceOp::Sum => "sum",
+            ReduceOp::Avg => "average",
+            ReduceOp::Max => "maximum",
+            ReduceOp::Min => "minimum",
+        }
+    }
 }
 
 impl fmt::Display for ReduceOp {
