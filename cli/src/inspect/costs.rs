@@ -1,17 +1,18 @@
 //! What a step sends, and what is in memory.
 
-use ir::plan::{Instruction, MemoryProfile, Plan, PlanSection, Role, memory_profile};
+use cranelift_entity::SecondaryMap;
+use ir::plan::{Buffer, Instruction, MemoryProfile, Part, Plan, PlanSection, Role, memory_profile};
 use ir::summary::traffic;
 use serde::Serialize;
 
-use crate::table::{Align, Table, bytes, elided};
+use crate::table::{Align, Table, WIDTH, bytes, elided, wrapped};
 use crate::words::describe;
 
 /// One collective of a section.
 #[derive(Debug, Serialize)]
 pub struct CollectiveView {
     section: PlanSection,
-    /// Its place in the section.
+    /// Its place in the section, counted from 0.
     instruction: usize,
     kind: &'static str,
     over: String,
@@ -21,11 +22,14 @@ pub struct CollectiveView {
     wire_bytes: u64,
     /// What it makes.
     results: Vec<String>,
+    /// Where the first of these comes from, where it lives then, and what reads it first.
+    why: String,
 }
 
 /// All collectives of a plan, in order, without those that move nothing between ranks.
 pub fn collectives(plan: &Plan) -> Vec<CollectiveView> {
     let mut res = Vec::new();
+    let readers = readers(plan);
     for section in PlanSection::ALL {
         for (index, instruction) in plan.section(section).iter().enumerate() {
             let Instruction::Collective { kind, comm, parts, .. } = instruction else { continue };
@@ -42,35 +46,69 @@ pub fn collectives(plan: &Plan) -> Vec<CollectiveView> {
                 bytes,
                 wire_bytes,
                 results: parts.iter().map(|it| plan.buffers[it.dst].name.clone()).collect(),
+                why: parts.first().map_or(String::new(), |it| {
+                    why(plan, it, readers[it.dst].iter().find(|&&at| at > (section, index)))
+                }),
             });
         }
     }
     res
 }
 
-/// The list, as a table.
+/// `[tp.dp, _] -> [tp, _] for `matmul` making `h``: a collective is there because what reads its result needs it
+/// laid out so.
+fn why(plan: &Plan, part: &Part, reader: Option<&(PlanSection, usize)>) -> String {
+    let layout = |it: Buffer| {
+        let text = plan.buffers[it].sharding.display(&plan.mesh).to_string();
+        plan.mesh.in_user_axes(&text, ".")
+    };
+    let reader = match reader {
+        Some(&(section, index)) => format!("for {}", describe(plan, section, index)),
+        None => "kept for the next step".to_string(),
+    };
+    format!("{} -> {}, {reader}", layout(part.src), layout(part.dst))
+}
+
+/// The instructions that read each buffer, in running order.
+fn readers(plan: &Plan) -> SecondaryMap<Buffer, Vec<(PlanSection, usize)>> {
+    let mut res: SecondaryMap<Buffer, Vec<(PlanSection, usize)>> = SecondaryMap::new();
+    for section in PlanSection::ALL {
+        for (index, instruction) in plan.section(section).iter().enumerate() {
+            instruction.reads().into_iter().for_each(|it| res[it].push((section, index)));
+        }
+    }
+    res
+}
+
+/// The list, as a table; below each line, what the collective makes, and why it is there.
 pub fn collectives_text(list: &[CollectiveView]) -> String {
-    let mut table = Table::new(
-        0,
-        &[Align::Left, Align::Right, Align::Left, Align::Left, Align::Right, Align::Left],
-    );
-    table.row(["section", "no.", "kind", "over", "bytes", "makes"].map(str::to_string));
+    let mut table =
+        Table::new(0, &[Align::Left, Align::Right, Align::Left, Align::Left, Align::Right]);
+    table.row(["section", "no.", "kind", "over", "bytes"].map(str::to_string));
     for it in list {
-        let more = match it.results.len() {
-            0 | 1 => String::new(),
-            n => format!(" and {} more", n - 1),
-        };
-        let first = it.results.first().map_or("", String::as_str);
         table.row([
             it.section.name().to_string(),
             (it.instruction + 1).to_string(),
             it.kind.to_string(),
             it.over.clone(),
             bytes(it.bytes),
-            format!("{}{more}", elided(first, 34 - more.len())),
         ]);
     }
-    format!("\n{}", table.text())
+    let table = table.text();
+    let mut lines = table.lines();
+    let mut res = format!("\n{}\n", lines.next().unwrap_or_default());
+    for (line, it) in lines.zip(list) {
+        res += &format!("{line}\n");
+        let more = match it.results.len() {
+            0 | 1 => String::new(),
+            n => format!(" and {} more", n - 1),
+        };
+        let first = it.results.first().map_or("", String::as_str);
+        for line in wrapped(&format!("{first}{more}: {}", it.why), WIDTH - 4) {
+            res += &format!("    {line}\n");
+        }
+    }
+    res
 }
 
 /// What is in memory on one rank.
