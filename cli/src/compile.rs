@@ -107,7 +107,7 @@ struct Compiled {
     /// How FSDP cuts weights in blocks.
     cuts: Vec<Cut>,
     prediction: Option<Prediction>,
-    /// What a rank needs on the target, and what it may take.
+    /// What a rank needs, and what it may take, if there is a limit.
     needs: Option<(Needs, u64)>,
     times: Times,
 }
@@ -201,7 +201,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     }
     input::write(&output, &ir::text::print_plan(&plan))?;
     let (summary, memory) = (in_users_words(&plan), memory_profile(&plan));
-    let needs = target.as_ref().map(|it| Needs::of(&plan, Some(it))).zip(limit);
+    let needs = limit.map(|limit| (Needs::of(&plan, target.as_ref()), limit));
     let compiled = Compiled {
         plan,
         summary,
@@ -411,12 +411,15 @@ impl Compiled {
                 ),
             );
         }
+        if let Some(it) = &self.prediction {
+            labelled(&mut res, "basis", &it.basis);
+        }
         if let Some((needs, limit)) = self.needs {
             labelled(
                 &mut res,
                 "needs",
                 &format!(
-                    "{} of {} a rank there: {} planned, {} beside it",
+                    "{} a rank, and may take {} (this decides whether it fits): {} planned as above, {} beside it",
                     bytes(needs.bytes()),
                     bytes(limit),
                     bytes(needs.planned_bytes),
@@ -522,7 +525,7 @@ impl Compiled {
             "needs": needs.map(|(it, limit)| json!({
                 "planned_bytes": it.planned_bytes,
                 "beside_bytes": it.beside_bytes,
-                "bytes": it.bytes(),
+                "needs_bytes": it.bytes(),
                 "limit_bytes": limit,
             })),
             "lints": findings,

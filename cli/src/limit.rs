@@ -108,12 +108,12 @@ fn help(choices: &[Choice], limit: &Limit<'_>, ranks: u64) -> String {
     let time = if limit.target.is_some() { " and the time of a step" } else { "" };
     let fits = choices.iter().any(|it| it.needs.bytes() <= limit.bytes);
     let none = if fits { "" } else { "; none of them fits" };
-    format!("what would lower it, with the new peak{time}{none}:\n{}", table.text())
+    format!("what would lower it, with what a rank then needs{time}{none}:\n{}", table.text())
 }
 
 /// What is in memory at the peak: what is kept by role, then tensors of the step's arena, repeated layers together;
 /// largest first, with how many tensors each is.
-fn tensors(plan: &Plan) -> Vec<(String, u64, usize)> {
+pub fn tensors(plan: &Plan) -> Vec<(String, u64, usize)> {
     let mut res: BTreeMap<String, (u64, usize)> = BTreeMap::new();
     let mut add = |what: String, size: u64| {
         let entry = res.entry(what).or_default();

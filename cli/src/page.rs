@@ -25,7 +25,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use crate::grid::Cuts;
 use crate::lint;
 use crate::table::{bytes, grouped, percent, seconds, short};
-use crate::target::Needs;
+use crate::target::{Needs, basis};
 use crate::words::mesh_text;
 use phases::Phases;
 
@@ -134,7 +134,7 @@ fn header(cx: &Cx) -> Markup {
                 (tile("Parameters", &short(summary.parameters), "parameters", &summary.parameters.to_string(),
                     &format!("in {} tensors", grouped(plan.params.len() as u64))))
                 (tile("Memory a rank", &bytes(cx.needs.bytes()), "memory", &cx.needs.bytes().to_string(),
-                    &format!("of {} on {}", bytes(target.memory.0 as u64), target.name)))
+                    &format!("needed, of {} on {}", bytes(target.memory.0 as u64), target.name)))
                 (tile("Step", &seconds(cost.seconds), "step-seconds", &cost.seconds.to_string(),
                     &format!("{} tokens/s", short(rate as u64))))
                 div {
@@ -155,6 +155,7 @@ fn header(cx: &Cx) -> Markup {
                     &summary.wire_bytes().to_string(),
                     &format!("{} calls", grouped(summary.collectives.iter().map(|it| it.count).sum()))))
             }
+            p.note data-basis { "Basis of the prediction: " (basis(target, plan.mesh.n_ranks())) "." }
             @for it in lint::repeated(summary, &plan.mesh) {
                 p.note data-lint=(it.lint.name()) { (it.message()) "." }
             }

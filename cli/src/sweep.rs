@@ -7,14 +7,16 @@ use std::path::PathBuf;
 use indicatif::{ProgressBar, ProgressStyle};
 use ir::cost::Utilization;
 use ir::model::{MeshSpec, Model, axes_text};
-use ir::plan::Plan;
+use ir::plan::{Plan, memory_profile};
 use serde::Serialize;
 
 use crate::input::{File, ModelArgs};
+use crate::limit;
 use crate::report::{Failure, Format, Outcome, Ui, print_view};
 use crate::table::{Align, Table, bytes, percent, plural, seconds, short, wrapped};
 use crate::target::{self, Needs, Prediction};
 use crate::variants::{self, Variant};
+use crate::words::{describe, fold};
 
 /// Compares the meshes that a model can have.
 ///
@@ -69,6 +71,30 @@ struct Row {
     prediction: Prediction,
     #[serde(flatten)]
     needs: Needs,
+    /// What takes the memory, if it is too much.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    too_large: Option<TooLarge>,
+}
+
+/// What takes a rank's memory when most is taken.
+#[derive(Debug, Serialize)]
+struct TooLarge {
+    kept_bytes: u64,
+    temporary_bytes: u64,
+    scratch_bytes: u64,
+    /// `step 411 of 3070, `matmul` making `h``; none if nothing is computed.
+    peak: Option<String>,
+    /// The same without numbers, as layers and meshes share it.
+    #[serde(skip)]
+    kind: String,
+    /// The largest of what is there then; repeated layers together.
+    largest: Vec<Held>,
+}
+
+#[derive(Debug, Serialize)]
+struct Held {
+    name: String,
+    bytes: u64,
 }
 
 /// A mesh for which there is none.
@@ -159,14 +185,72 @@ fn bar(ui: &Ui, meshes: usize) -> ProgressBar {
 
 fn row(mesh: &MeshSpec, plan: &Plan, target: &ir::cost::Target, limit: u64) -> Outcome<Row> {
     let needs = Needs::of(plan, Some(target));
+    let fits = needs.bytes() <= limit;
     Ok(Row {
         mesh: mesh.to_string(),
         axes: axes_text(plan.mesh.user_axes(), ","),
-        fits: needs.bytes() <= limit,
+        fits,
+        too_large: (!fits).then(|| TooLarge::of(plan)),
         global_batch: plan.run.global_batch,
         prediction: Prediction::of(plan, target)?,
         needs,
     })
+}
+
+/// How many tensors are named of what takes the memory.
+const LARGEST: usize = 3;
+
+impl TooLarge {
+    fn of(plan: &Plan) -> TooLarge {
+        let memory = memory_profile(plan);
+        let what = memory.peak.map(|(section, index)| describe(plan, section, index));
+        let peak = memory.peak.zip(what.as_ref()).map(|((section, index), what)| {
+            let n = plan.section(section).len();
+            format!("{} {} of {n}, {what}", section.name(), index + 1)
+        });
+        let largest = limit::tensors(plan).into_iter().take(LARGEST);
+        TooLarge {
+            kept_bytes: memory.persistent_bytes,
+            temporary_bytes: memory.step_bytes,
+            scratch_bytes: memory.workspace_bytes,
+            peak,
+            kind: fold(&what.unwrap_or_default()),
+            largest: largest.map(|(name, bytes, _)| Held { name, bytes }).collect(),
+        }
+    }
+}
+
+/// What takes the memory of meshes that do not fit, those of one kind of peak together.
+fn too_large(sweep: &Sweep, width: usize) -> String {
+    let mut by_kind: Vec<(&str, Vec<(&Row, &TooLarge)>)> = Vec::new();
+    for row in &sweep.meshes {
+        let Some(it) = &row.too_large else { continue };
+        match by_kind.iter_mut().find(|other| other.0 == it.kind) {
+            Some(other) => other.1.push((row, it)),
+            None => by_kind.push((&it.kind, vec![(row, it)])),
+        }
+    }
+    let mut res = String::new();
+    for (_, of_kind) in by_kind {
+        let (row, it) = of_kind[0];
+        let meshes: Vec<&str> = of_kind.iter().map(|it| it.0.mesh.as_str()).collect();
+        let first = if of_kind.len() > 1 { "for the first, " } else { "" };
+        let peak = it.peak.as_ref().map_or(String::new(), |it| format!(" at {it}"));
+        let largest = it.largest.iter().map(|it| format!("{} {}", bytes(it.bytes), it.name));
+        let text = format!(
+            "{}: {first}{} kept, {} temporary{peak}, {} scratch, {} beside the plan; the largest then: {}",
+            meshes.join(", "),
+            bytes(it.kept_bytes),
+            bytes(it.temporary_bytes),
+            bytes(it.scratch_bytes),
+            bytes(row.needs.beside_bytes),
+            largest.collect::<Vec<_>>().join(", "),
+        );
+        for (i, line) in wrapped(&text, width).iter().enumerate() {
+            res += &format!("{}{line}\n", if i == 0 { "  " } else { "    " });
+        }
+    }
+    res
 }
 
 /// No mesh has a plan.
@@ -204,7 +288,7 @@ fn text(sweep: &Sweep, ui: &Ui) -> String {
         ("HFU FP8", right, fp8),
         ("tokens/s a GPU", right, true),
         ("batch", right, true),
-        ("peak", right, true),
+        ("needs", right, true),
         ("", Align::Left, true),
     ];
     let shown = || columns.iter().filter(|it| it.2);
@@ -242,6 +326,16 @@ fn text(sweep: &Sweep, ui: &Ui) -> String {
     res.push_str(&format!("\nSizes are those of {}.\n", axes.join(", of ")));
     if fp8 {
         res.push_str("MFU and HFU are of the bf16 peak, MFU FP8 and HFU FP8 of the FP8 peak.\n");
+    }
+    for line in wrapped(&format!("Basis: {}.", best.prediction.basis), 78) {
+        res.push_str(&format!("{line}\n"));
+    }
+    if sweep.meshes.iter().any(|it| !it.fits) {
+        res.push_str(&format!(
+            "\nToo large: a rank needs more than the {} that it may take\n",
+            bytes(sweep.limit_bytes)
+        ));
+        res.push_str(&too_large(sweep, 76));
     }
     if !sweep.refused.is_empty() && !ui.quiet {
         res.push_str("\nNo plan for\n");

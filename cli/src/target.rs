@@ -4,7 +4,8 @@ use std::path::Path;
 
 use ir::cost::{StepCost, Target, Timeline};
 use ir::plan::{Plan, memory_profile};
-use serde::Serialize;
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
 
 use crate::input;
 use crate::report::{Failure, Outcome};
@@ -32,7 +33,8 @@ pub fn load(name: &str) -> Outcome<Target> {
     })
 }
 
-/// Bytes as in `140GiB`, `80GB`, `141e9`; a number without a unit is 1 MiB or more.
+/// Bytes as in `140GiB`, `80GB`, `80G`, `141e9`; a number without a unit is 1 MiB or more. Case does not matter, and
+/// `80G` is 80 GiB, as for Slurm, Docker and `ulimit`.
 pub fn size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     // A unit starts with a letter; so does no number but for its exponent.
@@ -42,16 +44,16 @@ pub fn size(text: &str) -> Result<u64, String> {
     };
     let unit_at = text.char_indices().find(|it| it.1.is_alphabetic() && !exponent(it.0));
     let (number, unit) = text.split_at(unit_at.map_or(text.len(), |it| it.0));
-    let factor = match unit {
-        "" | "B" => 1.0,
-        "kB" | "KB" => 1e3,
-        "MB" => 1e6,
-        "GB" => 1e9,
-        "TB" => 1e12,
-        "KiB" => 1024.0,
-        "MiB" => 1024.0 * 1024.0,
-        "GiB" => 1024.0 * 1024.0 * 1024.0,
-        "TiB" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+    let factor = match unit.to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        "k" | "ki" | "kib" => 1024.0,
+        "m" | "mi" | "mib" => 1024.0 * 1024.0,
+        "g" | "gi" | "gib" => 1024.0 * 1024.0 * 1024.0,
+        "t" | "ti" | "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
         _ => return Err(format!("`{unit}` is no unit; write GiB, GB, MiB, MB or none for bytes")),
     };
     let number: f64 = number.trim().parse().map_err(|_| format!("`{number}` is no number"))?;
@@ -66,8 +68,8 @@ pub fn size(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
-/// Bytes that a rank needs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// Bytes that a rank needs: what is compared with a limit, and nothing else is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
     /// What the plan says: both arenas and scratch.
     pub planned_bytes: u64,
@@ -84,9 +86,19 @@ impl Needs {
         }
     }
 
-    /// Both.
+    /// Both: the figure that decides whether a plan fits.
     pub fn bytes(self) -> u64 {
         self.planned_bytes.saturating_add(self.beside_bytes)
+    }
+}
+
+impl Serialize for Needs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut res = serializer.serialize_struct("Needs", 3)?;
+        res.serialize_field("planned_bytes", &self.planned_bytes)?;
+        res.serialize_field("beside_bytes", &self.beside_bytes)?;
+        res.serialize_field("needs_bytes", &self.bytes())?;
+        res.end()
     }
 }
 
@@ -100,6 +112,28 @@ pub struct Prediction {
     pub cost: StepCost,
     /// Tokens a second and rank.
     pub tokens_per_second: f64,
+    /// A sentence: how many figures of the profile were measured, and what of this mesh was not.
+    pub basis: String,
+}
+
+/// How many figures of a profile were measured, and what of a mesh of so many ranks was not.
+pub fn basis(target: &Target, ranks: u64) -> String {
+    let (sources, name) = (target.sources(), &target.name);
+    let measured = sources.iter().filter(|it| it.is_measured()).count();
+    let mut res = match measured {
+        0 => format!("no figure of {name} was measured: data sheets, derived, assumed"),
+        n => format!("{n} of {} figures of {name} were measured", sources.len()),
+    };
+    let between_nodes = ranks > u64::from(target.ranks_per_node);
+    let unknown = [
+        (ranks > 2 && !target.hops.source.is_measured(), "groups of more than 2 ranks"),
+        (between_nodes && !target.network.1.is_measured(), "links between nodes"),
+    ];
+    let unknown: Vec<&str> = unknown.iter().filter(|it| it.0).map(|it| it.1).collect();
+    if measured > 0 && !unknown.is_empty() {
+        res += &format!("; not measured: {}", unknown.join(", "));
+    }
+    res
 }
 
 impl Prediction {
@@ -113,7 +147,8 @@ impl Prediction {
         let cost = Timeline::predict(plan, target).step_cost(plan, target);
         let tokens = (plan.run.global_batch * plan.run.sequence) as f64;
         let tokens_per_second = tokens / cost.seconds / plan.mesh.n_ranks() as f64;
-        Ok(Prediction { target: target.name.clone(), cost, tokens_per_second })
+        let basis = basis(target, plan.mesh.n_ranks());
+        Ok(Prediction { target: target.name.clone(), cost, tokens_per_second, basis })
     }
 }
 
@@ -136,7 +171,15 @@ mod tests {
         check("512B", Ok(512));
         check("1048576", Ok(1 << 20));
         check("80", Err("without a unit this is bytes; write `80GiB`, or `80B`"));
-        check("140gib", Err("`gib` is no unit; write GiB, GB, MiB, MB or none for bytes"));
+        for text in ["80G", "80g", "80GiB", "80gib", "80Gi", "80 G"] {
+            check(text, Ok(80 << 30));
+        }
+        for text in ["80gb", "80e9", "80Gb"] {
+            check(text, Ok(80_000_000_000));
+        }
+        check("512M", Ok(512 << 20));
+        check("2T", Ok(2 << 40));
+        check("140gbit", Err("`gbit` is no unit; write GiB, GB, MiB, MB or none for bytes"));
         check("GiB", Err("`` is no number"));
         check("-1GB", Err("a size is 0 or more, and less than an exabyte"));
         check("1e30", Err("a size is 0 or more, and less than an exabyte"));

@@ -54,9 +54,9 @@ pub fn section(cx: &Cx) -> Markup {
                     } tr data-role="beside" {
                         th scope="row" { "taken beside it: context, modules, NCCL" } td {} (byte_cell(cx.needs.beside_bytes))
                     } tr data-role="needs" {
-                        th scope="row" { "what a rank needs" } td {} (byte_cell(cx.needs.bytes()))
+                        th scope="row" { "what a rank needs, which is compared with" } td {} (byte_cell(cx.needs.bytes()))
                     } tr data-role="room" {
-                        th scope="row" { "a rank of " (cx.target.name) " has" } td {} (byte_cell(cx.target.memory.0 as u64))
+                        th scope="row" { "what a rank of " (cx.target.name) " has" } td {} (byte_cell(cx.target.memory.0 as u64))
                     } }
                 }
             }

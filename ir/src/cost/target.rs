@@ -137,6 +137,13 @@ pub enum Source {
     Assumed(String),
 }
 
+impl Source {
+    /// Whether somebody measured the number.
+    pub fn is_measured(&self) -> bool {
+        matches!(self, Source::Measured(_))
+    }
+}
+
 /// A profile that cannot be read.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TargetError {
@@ -283,6 +290,22 @@ impl Target {
             Some((field, _)) => Err(TargetError::Points { field }),
             None => Ok(()),
         }
+    }
+
+    /// Where all its figures are from.
+    pub fn sources(&self) -> Vec<&Source> {
+        let Target { memory, reserved, communicators, bandwidth, launch, processors, .. } = self;
+        let Target { peak, fp8_peak, gemm, attention, sustained, overlap, .. } = self;
+        let Target { node, network, hops, .. } = self;
+        let Gemms { f32, bf16, fp8_fast, fp8, fp8_block, fp8_rows } = gemm;
+        let Node { all_gather, reduce_scatter, all_reduce, small, small_factor } = node;
+        let figures = [memory, reserved, &communicators.0, &communicators.1, bandwidth, launch]
+            .into_iter()
+            .chain([processors, peak, f32, bf16, attention, sustained, overlap])
+            .chain([fp8_peak, fp8_fast, fp8, fp8_block, fp8_rows].into_iter().flatten())
+            .chain([small, small_factor, network]);
+        let collectives = [all_gather, reduce_scatter, all_reduce].map(|it| &it.source);
+        figures.map(|it| &it.1).chain(collectives).chain([&hops.source]).collect()
     }
 
     /// Bytes that are taken beside a plan with so many communicators.
