@@ -128,7 +128,7 @@ fn meaning(path: &Path, model: &ModelArgs) -> Outcome<Meaning> {
         let len = file.text[start..].lines().next().map_or(0, str::len);
         Failure::new("PL0603", format!("this is not the meaning of a plan: {why}"))
             .at(path, &file.text, start..start + len.min(1))
-            .help("write it again with `planc compile .. --emit meaning -o FILE`")
+            .help("write it again with `planc compile MODEL --mesh MESH --emit meaning -o FILE`")
     })
 }
 

@@ -183,7 +183,7 @@ pub const CODES: &[Code] = &[
         text: "A block of your own lists ops in their text form. This one is unknown or has attributes \
                that it does not take.",
         example: "matmull instead of matmul.",
-        fix: "Use an op from docs/ir.md, with the attributes listed there.",
+        fix: "Use an op and attributes of the table in docs/model.md, \"A block of your own\".",
     },
     Code {
         code: "PL0214",

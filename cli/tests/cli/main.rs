@@ -19,6 +19,7 @@ mod reshard;
 mod resume;
 mod streams;
 mod verify;
+mod wording;
 
 use std::fs;
 use std::path::{Path, PathBuf};
