@@ -6,6 +6,7 @@ use crate::dtype::StoredType;
 use crate::error::CheckpointError;
 use crate::metadata::StoredTensor;
 use crate::open::{Checkpoint, whole};
+use crate::save::DIGESTS;
 
 /// What differs; nothing, if the checkpoints say the same.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -98,7 +99,8 @@ pub fn diff(
 }
 
 fn keys(it: &Checkpoint) -> impl Iterator<Item = &str> {
-    it.tensors().map(|it| it.0).chain(it.objects())
+    let objects = it.objects().filter(|it| !it.starts_with(DIGESTS));
+    it.tensors().map(|it| it.0).chain(objects)
 }
 
 /// How two tensors of one shape differ in type and values.

@@ -143,7 +143,10 @@ pub fn scalars(layout: &CheckpointLayout, position: &Position) -> Vec<Scalar> {
     res
 }
 
-/// The hyper-parameters of a checkpoint, as PyTorch 2.11's optimizers give them.
+/// What the keys of digests begin with. They say who saved a checkpoint, and are no state.
+pub const DIGESTS: &str = "planc.digest.";
+
+/// The hyper-parameters of a checkpoint and the digests of what saves it; the former as PyTorch 2.11's optimizers give them.
 pub fn objects(layout: &CheckpointLayout, position: &Position) -> Vec<Object> {
     let lr = layout.run.schedule.at(position.step);
     let mut res = Vec::new();
@@ -153,6 +156,13 @@ pub fn objects(layout: &CheckpointLayout, position: &Position) -> Vec<Object> {
             let path = ["optim", "param_groups"].map(|it| PathPart::Key(it.to_string()));
             let rest = [PathPart::Index(i as u64), PathPart::Key(name.to_string())];
             res.push(Object { key, path: path.into_iter().chain(rest).collect(), value });
+        }
+    }
+    if let Some(it) = &layout.digests {
+        for (name, digest) in [("model", it.model), ("plan", it.plan)] {
+            let path = ["planc", "digest", name].map(|it| PathPart::Key(it.to_string()));
+            let (key, value) = (format!("{DIGESTS}{name}"), Value::Str(digest.to_string()));
+            res.push(Object { key, path: path.to_vec(), value });
         }
     }
     res

@@ -33,7 +33,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
-    let plan = args.plan.plan()?;
+    let plan = args.plan.plan(ui)?;
     let place = args.place.place(None).map_err(|it| failure(&it, &args.plan.input))?;
     let speaks = place.launch.is_first();
     let seed = plan.run.seed;

@@ -10,6 +10,7 @@ use ir::graph::{Cut, Move};
 use ir::meaning::Meaning;
 use ir::plan::{MemoryProfile, Plan, memory_profile};
 use ir::summary::{CollectiveTotal, Summary};
+use ir::{Digest, Phase};
 use passes::{Dump, GRAPH_PASSES};
 use serde_json::json;
 
@@ -515,6 +516,8 @@ impl Compiled {
         });
         json!({
             "name": plan.name,
+            "model": plan.model,
+            "digest": Digest::of_plan(plan),
             "output": output.display().to_string(),
             "mesh": { "axes": axes, "ranks": plan.mesh.n_ranks() },
             "micro_batches": plan.micro_batches,

@@ -92,7 +92,7 @@ fn compare(args: &Args, ui: &Ui) -> Outcome<bool> {
     }
     let second = args.second.as_ref().unwrap_or(&args.first);
     let to = args.to.model(&args.model);
-    let (a, b) = (meaning(&args.first, &args.model)?, meaning(second, &to)?);
+    let (a, b) = (meaning(&args.first, &args.model, ui)?, meaning(second, &to, ui)?);
     let sources = [source(&args.first, &args.model), source(second, &to)];
     let view = View::of(&a, &b, diff(&a, &b), sources);
     match ui.format {
@@ -118,10 +118,11 @@ fn source(path: &Path, model: &ModelArgs) -> String {
 }
 
 /// What a file means.
-fn meaning(path: &Path, model: &ModelArgs) -> Outcome<Meaning> {
+fn meaning(path: &Path, model: &ModelArgs, ui: &Ui) -> Outcome<Meaning> {
     let file = File::read(path)?;
     if !file.text.trim_start().starts_with('{') {
-        return Ok(Meaning::of(&plan_in(&file, model)?));
+        let plan = plan_in(&file, model, ui)?;
+        return Ok(Meaning::of(&plan));
     }
     parse(&file.text).map_err(|(line, why)| {
         let start: usize = file.text.split_inclusive('\n').take(line).map(str::len).sum();

@@ -63,7 +63,7 @@ fn runtime_failure(it: RunError) -> Box<Failure> {
 
 /// Plans the attentions of a plan.
 fn plan_attention(path: &Path, gpu: Option<&Path>, ui: &Ui) -> Outcome {
-    let plan = input::plan(path, &ModelArgs::default())?;
+    let plan = input::plan(path, &ModelArgs::default(), ui)?;
     let properties = match gpu {
         Some(path) => File::read(path)?.text,
         None => attention::H200.to_string(),

@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use codegen::Proved;
-use ir::Graph;
 use ir::model::{At, MeshSpec, Model, ModelError, axes_text};
 use ir::plan::Plan;
 use ir::text::{ParseError, Program};
 use ir::verify::{Place, Proof, VerifyError};
+use ir::{Digest, Graph};
 use passes::PassError;
 
-use crate::report::{Failure, Outcome};
+use crate::report::{Failure, Outcome, Ui, print_aside, warning};
 use crate::table;
 use crate::variants::Variant;
 
@@ -68,20 +68,23 @@ pub struct PlanArgs {
 
 impl PlanArgs {
     /// The plan in the file, compiled first if the file is a model or IR.
-    pub fn plan(&self) -> Outcome<Proved> {
-        plan(&self.input, &self.model)
+    pub fn plan(&self, ui: &Ui) -> Outcome<Proved> {
+        plan(&self.input, &self.model, ui)
     }
 }
 
 /// The plan in a file, compiled first if the file is a model or IR.
-pub fn plan(path: &Path, model: &ModelArgs) -> Outcome<Proved> {
-    plan_in(&File::read(path)?, model)
+pub fn plan(path: &Path, model: &ModelArgs, ui: &Ui) -> Outcome<Proved> {
+    plan_in(&File::read(path)?, model, ui)
 }
 
 /// The same, of a file that has been read.
-pub fn plan_in(file: &File<'_>, model: &ModelArgs) -> Outcome<Proved> {
+pub fn plan_in(file: &File<'_>, model: &ModelArgs, ui: &Ui) -> Outcome<Proved> {
     match file.input(model)? {
-        Input::Plan(plan) => Ok(plan),
+        Input::Plan(plan) => {
+            file.tell_edited(&plan, ui);
+            Ok(plan)
+        }
         Input::Graph(graph, _) => match codegen::compile(graph, &model.options()) {
             Ok(compiled) => Ok(compiled.plan),
             Err(it) => Err(file.pass_failure(&it.error)),
@@ -120,6 +123,19 @@ impl File<'_> {
                 Ok(plan) => Ok(Input::Plan(plan)),
                 Err(proof) => Err(self.broken(&proof.broken[0], proof.broken.len() - 1)),
             },
+        }
+    }
+
+    /// Says so if this is the text of a plan that was edited after planc wrote it.
+    pub fn tell_edited(&self, plan: &Plan, ui: &Ui) {
+        let Some(stated) = ir::text::stated_digest(&self.text) else { return };
+        let digest = Digest::of_plan(plan);
+        if stated != digest {
+            let message = format!(
+                "`{}` was edited after planc wrote it: it says that its digest is {stated}, and that is {digest}",
+                self.path.display()
+            );
+            print_aside(&warning(ui, None, &message));
         }
     }
 

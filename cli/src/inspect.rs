@@ -7,6 +7,7 @@ mod tensors;
 
 use std::path::{Path, PathBuf};
 
+use ir::Digest;
 use ir::model::{NamePattern, axes_text};
 use ir::placement::{Axis, Mesh};
 use ir::plan::Plan;
@@ -18,7 +19,7 @@ use crate::page::page;
 use crate::report::{Failure, Outcome, Ui, print_view};
 use crate::table::{bytes, grouped};
 use crate::target::{self, Prediction};
-use crate::words::{mesh_text, refinements};
+use crate::words::{digests_text, mesh_text, refinements};
 
 use amax::{GemmView, amaxes, amaxes_text};
 use costs::{CollectiveView, MemoryView, collectives, collectives_text};
@@ -68,7 +69,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
-    let plan = args.plan.plan()?;
+    let plan = args.plan.plan(ui)?;
     if let Some(path) = &args.html {
         return write_page(&plan, path, args, ui);
     }
@@ -116,6 +117,10 @@ struct PageView {
 #[derive(Debug, Serialize)]
 struct View {
     plan: String,
+    /// The digest of its model; null of a plan that was written without one.
+    model: Option<Digest>,
+    /// The plan's.
+    digest: Digest,
     mesh: MeshView,
     #[serde(skip_serializing_if = "Option::is_none")]
     tensors: Option<Vec<TensorView>>,
@@ -147,6 +152,14 @@ struct AxisView {
     parts: Vec<AxisView>,
 }
 
+impl Args {
+    /// Whether nothing was chosen of the plan.
+    fn is_whole(&self) -> bool {
+        let chosen = self.collectives || self.memory || self.amax;
+        !chosen && self.coord.is_none() && self.param.is_none()
+    }
+}
+
 impl View {
     fn of(plan: &Plan, args: &Args) -> Outcome<View> {
         let listed = ranks(&plan.mesh, args.coord.as_deref())?;
@@ -157,6 +170,8 @@ impl View {
         };
         Ok(View {
             plan: plan.name.clone(),
+            model: plan.model,
+            digest: Digest::of_plan(plan),
             mesh: MeshView::of(&plan.mesh, listed),
             tensors,
             collectives: args.collectives.then(|| collectives(plan)),
@@ -167,6 +182,9 @@ impl View {
 
     fn text(&self, plan: &Plan, args: &Args, style: Style) -> String {
         let mut res = format!("{} on {}\n", self.plan, self.mesh.text);
+        if args.is_whole() {
+            res.push_str(&digests_text(self.model, self.digest));
+        }
         let chosen = if args.coord.is_some() { &self.mesh.listed[..] } else { &[] };
         let mut cuts = Cuts::default();
         for tensor in self.tensors.iter().flatten() {

@@ -98,7 +98,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
             .help("add `--device cuda`"));
     }
     args.check_outputs()?;
-    let plan = args.plan.plan()?;
+    let plan = args.plan.plan(ui)?;
     let (report, comparisons) = channel();
     let compare = args.compare.map(|Reference::Cpu| report);
     let place = args.place.place(compare).map_err(|it| failure(&it, &args.plan.input))?;

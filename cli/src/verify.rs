@@ -1,17 +1,16 @@
 //! `planc verify`: proves a plan, and says what was checked; or what does not hold, with a counterexample.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use ir::Digest;
 use ir::plan::Plan;
-use ir::random::stream_key;
-use ir::text::print_plan;
 use ir::verify::{Counts, NOT_PROVED, Proof, Property};
 use serde::{Serialize, Serializer};
 
 use crate::input::{self, File, Input, ModelArgs};
 use crate::report::{Failure, Outcome, Ui, print_view};
 use crate::table::{WIDTH, grouped, wrapped};
-use crate::words::mesh_text;
+use crate::words::{digests_text, mesh_text};
 
 /// Proves that a plan is right, without running it.
 ///
@@ -24,9 +23,12 @@ pub struct Args {
     input: PathBuf,
     #[command(flatten)]
     model: ModelArgs,
-    /// Write what was proved into a file, as JSON; nothing is written unless all holds.
+    /// A certificate that the plan must be the plan of: its digest is compared, and nothing is written.
     #[arg(long, value_name = "FILE")]
     certificate: Option<PathBuf>,
+    /// Write what was proved into a file, as JSON; nothing is written unless all holds.
+    #[arg(long, value_name = "FILE")]
+    write_certificate: Option<PathBuf>,
 }
 
 /// What was proved of a plan.
@@ -36,8 +38,10 @@ struct Certificate<'a> {
     plan: &'a str,
     mesh: Vec<(&'a str, u32)>,
     coordinates: u64,
-    /// FNV-1a of the plan's text: tells plans apart.
-    digest: String,
+    /// The digest of its model; null of a plan that was written without one.
+    model: Option<Digest>,
+    /// The plan's.
+    digest: Digest,
     holds: bool,
     properties: Vec<Line>,
     not_proved: &'static str,
@@ -69,8 +73,13 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     };
     let proof = codegen::prove(&plan);
     let certificate = Certificate::of(&plan, &proof);
-    if let Some(path) = args.certificate.as_ref().filter(|_| certificate.holds) {
-        input::check_output("--certificate", path, &args.input)?;
+    // A certificate that is compared is read before anything is written.
+    let expected = args.certificate.as_deref().map(Expected::read).transpose()?;
+    if let Some(path) = args.write_certificate.as_ref().filter(|_| certificate.holds) {
+        input::check_output("--write-certificate", path, &args.input)?;
+        if let Some(other) = &args.certificate {
+            input::check_output("--write-certificate", path, other)?;
+        }
         let text = serde_json::to_string_pretty(&certificate)
             .map_err(|it| Failure::bug(format!("cannot write JSON: {it}")))?;
         input::write(path, &(text + "\n"))?;
@@ -78,7 +87,56 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     if !ui.quiet {
         print_view(ui, &certificate, Certificate::text)?;
     }
-    file.check_proof(&proof)
+    file.check_proof(&proof)?;
+    file.tell_edited(&plan, ui);
+    expected.map_or(Ok(()), |it| it.check(&plan))
+}
+
+/// What a certificate says of the plan that it is of.
+struct Expected<'a> {
+    path: &'a Path,
+    model: Option<String>,
+    digest: String,
+}
+
+impl Expected<'_> {
+    fn read(path: &Path) -> Outcome<Expected<'_>> {
+        let file = File::read(path)?;
+        let found: Option<serde_json::Value> = serde_json::from_str(&file.text).ok();
+        let text = |name: &str| Some(found.as_ref()?.get(name)?.as_str()?.to_string());
+        let holds = found.as_ref().is_some_and(|it| it["holds"] == true);
+        match text("digest") {
+            Some(digest) if holds => Ok(Expected { path, model: text("model"), digest }),
+            _ => Err(Failure::new("PL0655", "this is no certificate of a plan")
+                .in_file(path)
+                .help("`--write-certificate` writes one")),
+        }
+    }
+
+    /// An error unless it is a certificate of this plan.
+    fn check(&self, plan: &Plan) -> Outcome {
+        let digest = Digest::of_plan(plan).to_string();
+        if self.digest == digest {
+            return Ok(());
+        }
+        let model = plan.model.map(|it| it.to_string());
+        let models = match (&self.model, &model) {
+            (Some(then), Some(now)) if then == now => {
+                "; both are of one model, compiled in two ways".to_string()
+            }
+            (Some(then), Some(now)) => {
+                format!("; the digest of its model is {then}, and of this plan's model {now}")
+            }
+            _ => String::new(),
+        };
+        let message = format!(
+            "the certificate is of another plan: its digest is {}, and this plan's is {digest}{models}",
+            self.digest
+        );
+        let help = "compile as then (options, mesh and version of planc), or write a certificate of this \
+                    plan with `--write-certificate`";
+        Err(Failure::new("PL0655", message).in_file(self.path).help(help))
+    }
 }
 
 impl Certificate<'_> {
@@ -88,7 +146,8 @@ impl Certificate<'_> {
             plan: &plan.name,
             mesh: plan.mesh.user_axes(),
             coordinates: plan.mesh.n_ranks(),
-            digest: format!("{:016x}", stream_key(&print_plan(plan))),
+            model: plan.model,
+            digest: Digest::of_plan(plan),
             holds: proof.broken.is_empty(),
             properties: Property::ALL.iter().map(|&it| Line::of(it, proof)).collect(),
             not_proved: NOT_PROVED,
@@ -97,7 +156,7 @@ impl Certificate<'_> {
     }
 
     fn text(&self) -> String {
-        let mut res = format!("{}\n", self.title);
+        let mut res = format!("{}\n{}", self.title, digests_text(self.model, self.digest));
         for line in &self.properties {
             let verdict = match line.holds {
                 Some(true) => "holds",

@@ -1,5 +1,6 @@
 //! How programs are spoken of: in the axes of the user's mesh, and in short.
 
+use ir::Digest;
 use ir::meaning;
 use ir::model::axes_text;
 use ir::placement::Mesh;
@@ -55,6 +56,12 @@ pub fn describe(plan: &Plan, section: PlanSection, index: usize) -> String {
         Some(&buffer) => format!("`{what}` making `{}`", plan.buffers[buffer].name),
         None => format!("`{what}`"),
     }
+}
+
+/// A line for the digest of a plan's model, if it has one, and a line for the plan's own.
+pub fn digests_text(model: Option<Digest>, plan: Digest) -> String {
+    let model = model.map_or(String::new(), |it| format!("model  {it}\n"));
+    format!("{model}plan   {plan}\n")
 }
 
 #[cfg(test)]

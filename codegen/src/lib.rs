@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ir::graph::{Cut, Def, Move, Name, WeightMeshLint};
 use ir::plan::Plan;
 use ir::verify::Property;
-use ir::{DType, Graph, Phase};
+use ir::{DType, Digest, Graph, Phase};
 use passes::{Dump, GRAPH_PASSES, Pass, PassError, PassManager, PlanMemory, ScheduleOverlap};
 
 pub use kernels::{Proved, prove};
@@ -123,6 +123,7 @@ fn pipeline(
     manager: &mut PassManager,
 ) -> Result<(Proved, Graph), PassError> {
     check_size(graph.exceeds())?;
+    let model = Digest::of_model(&graph);
     manager.run(&mut graph, GRAPH_PASSES)?;
     let start = Instant::now();
     let mut plan = lower(&graph);
@@ -131,6 +132,7 @@ fn pipeline(
     manager.run(&mut plan, &[&options.schedule])?;
     add_workspaces(&mut plan);
     manager.run(&mut plan, &[&PlanMemory])?;
+    plan.model = Some(model);
     let start = Instant::now();
     let proved = Proved::of(plan);
     manager.times.push((PROVE, start.elapsed()));

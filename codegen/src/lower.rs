@@ -80,6 +80,7 @@ fn empty_plan(graph: &Graph) -> Plan {
         buffers: PrimaryMap::new(),
         sections: Default::default(),
         persistent_bytes: 0,
+        model: None,
         step_bytes: 0,
         params: Vec::new(),
         results: Vec::new(),

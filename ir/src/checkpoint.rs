@@ -8,6 +8,7 @@
 //! model.<param>                     a master weight; other names of a tied one share its bytes
 //! optim.state.<param>.exp_avg       what the optimizer of <param> works on besides it
 //! planc.state.<buffer>              any other state: codes, scales, amax histories
+//! planc.digest.model, .plan         digests of what saved it
 //! ```
 //!
 //! Not saved is what is not needed: sums over micro-batches, which `update` leaves at zero, and weights
@@ -18,6 +19,7 @@ use std::collections::{BTreeMap, BinaryHeap};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::digest::Digest;
 use crate::graph::Name;
 use crate::ops::{Number, Op};
 use crate::placement::{AxisSet, Chunk, Coord, Mesh, Sharding};
@@ -36,6 +38,17 @@ pub struct CheckpointLayout {
     pub groups: Vec<ParamGroup>,
     /// Data and schedule.
     pub run: Run,
+    /// What saves it, if that is a plan that was compiled from a model; see [`CheckpointLayout::to_save`].
+    pub digests: Option<Digests>,
+}
+
+/// What saved a checkpoint. This informs whoever loads it; any plan that fits may.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Digests {
+    /// The digest of its model.
+    pub model: Digest,
+    /// The digest of its plan.
+    pub plan: Digest,
 }
 
 /// A tensor that is saved.
@@ -216,10 +229,21 @@ impl CheckpointLayout {
             let sharding = it.sharding.display(&plan.mesh).to_string();
             return Err(LayoutError { name: it.key.clone(), sharding });
         }
-        let mut res =
-            CheckpointLayout { mesh: plan.mesh.clone(), entries, groups, run: plan.run.clone() };
+        let mut res = CheckpointLayout {
+            mesh: plan.mesh.clone(),
+            entries,
+            groups,
+            run: plan.run.clone(),
+            digests: None,
+        };
         res.balance();
         Ok(res)
+    }
+
+    /// What of `plan` is saved, with digests of the plan and its model.
+    pub fn to_save(plan: &Plan) -> Result<CheckpointLayout, LayoutError> {
+        let digests = plan.model.map(|model| Digests { model, plan: Digest::of_plan(plan) });
+        Ok(CheckpointLayout { digests, ..CheckpointLayout::of(plan)? })
     }
 
     /// Adds a tensor that the plan has no use for, to be saved again; its number.

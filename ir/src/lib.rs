@@ -10,6 +10,7 @@ pub mod amax;
 pub mod build;
 pub mod checkpoint;
 pub mod cost;
+pub mod digest;
 pub mod graph;
 mod limits;
 pub mod meaning;
@@ -29,6 +30,7 @@ pub mod verify;
 use serde::{Deserialize, Serialize};
 
 pub use build::{BuildError, Builder};
+pub use digest::Digest;
 pub use graph::{Graph, Node, Section, Value};
 pub use ops::Op;
 pub use types::{DType, Shape, TensorType};

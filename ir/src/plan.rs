@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::Phase;
+use crate::digest::Digest;
 use crate::graph::{Init, Name};
 use crate::ops::{CollectiveKind, Op};
 use crate::placement::{AxisSet, Mesh, Sharding};
@@ -53,6 +54,8 @@ entity_impl!(Buffer, "b");
 pub struct Plan {
     /// The model's name.
     pub name: Name,
+    /// The digest of the model that it was compiled from, if it was compiled from one.
+    pub model: Option<Digest>,
     /// The mesh it was compiled for.
     pub mesh: Mesh,
     /// `Lowered`, `Scheduled` or `Planned`.

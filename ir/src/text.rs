@@ -28,9 +28,11 @@ use std::ops::Range;
 
 use ron::extensions::Extensions;
 
+use crate::digest::Digest;
 use crate::plan::Plan;
 use crate::{Graph, Phase, Section};
 
+pub(crate) use print::plan_without_digest;
 pub use print::{print_graph, print_plan};
 
 /// Text that is no program.
@@ -75,6 +77,12 @@ pub fn parse_plan(text: &str) -> Result<Plan, ParseError> {
         Program::Plan(plan) => Ok(plan),
         Program::Graph(_) => Err(lex::Cursor::new(text).wrong_kind("a plan", "a graph")),
     }
+}
+
+/// The digest that the text of a plan has of itself, if it has one. It is not that of the plan if somebody edited it.
+pub fn stated_digest(text: &str) -> Option<Digest> {
+    let line = text.lines().find_map(|it| it.trim_start().strip_prefix("digest "))?;
+    line.split_whitespace().next()?.parse().ok()
 }
 
 impl fmt::Display for Graph {

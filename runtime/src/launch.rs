@@ -10,10 +10,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ir::Digest;
 use ir::model::axes_text;
 use ir::plan::Plan;
-use ir::random::stream_key;
-use ir::text;
 
 use self::rendezvous::{Meeting, meet};
 use crate::comm::control::tcp::Pulse;
@@ -205,8 +204,7 @@ impl fmt::Debug for Hosted {
 
 /// A plan as ranks compare it.
 pub fn plan_fact(plan: &Plan) -> (String, String) {
-    let hash = stream_key(&text::print_plan(plan));
-    ("plan".to_string(), format!("{hash:016x}"))
+    ("plan".to_string(), Digest::of_plan(plan).to_string())
 }
 
 impl Process {

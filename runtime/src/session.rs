@@ -848,6 +848,7 @@ mod tests {
             buffers: PrimaryMap::new(),
             sections: Default::default(),
             persistent_bytes: 64,
+            model: None,
             step_bytes: 0,
             params: Vec::new(),
             results: Vec::new(),

@@ -255,7 +255,7 @@ impl Start {
     fn layout(&self, plan: &Plan) -> Result<CheckpointLayout, RunError> {
         match &self.loaded {
             Some(it) => Ok(it.layout.clone()),
-            None => Ok(CheckpointLayout::of(plan)?),
+            None => Ok(CheckpointLayout::to_save(plan)?),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use ir::Graph;
 use ir::model::{MeshSpec, ModelError};
+use ir::plan::Plan;
 use kernels::Proved;
 use runtime::{Batch, Data, Session, SessionOptions};
 
@@ -21,7 +22,7 @@ pub const LOSS: f64 = 3e-6;
 pub struct Outcome {
     /// Mesh and options, for messages.
     pub what: String,
-    pub plan: Proved,
+    pub plan: Plan,
     pub losses: Vec<f64>,
     pub norms: Vec<f64>,
     /// All tensors that outlive a step: parameters, and states as `NAME.exp_avg`.

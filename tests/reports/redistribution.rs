@@ -23,7 +23,7 @@ fn plan(mesh: &Mesh, shape: &[u64], from: &str, to: &str) -> Plan {
 }}\n"
     );
     let graph = ir::text::parse_graph(&text).unwrap_or_else(|it| panic!("{it}\n{text}"));
-    finish(graph)
+    finish(graph).into_plan()
 }
 
 /// Seconds of a plan's step by the planner's own prices, from the buffers of its collectives.

@@ -55,7 +55,7 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
-    let plan = plan(&args.plan, &args.model)?;
+    let plan = plan(&args.plan, &args.model, ui)?;
     let options = LoadOptions {
         path: args.path.clone(),
         allow_missing: args.allow_missing.clone(),

@@ -737,7 +737,7 @@ pub const CODES: &[Code] = &[
     Code {
         code: "PL0613",
         title: "the output would overwrite what is read",
-        text: "A file to write (`-o`, `--html`, `--certificate`, `--trace`, `--metrics`) is one that the command reads, \
+        text: "A file to write (`-o`, `--html`, `--write-certificate`, `--trace`, `--metrics`) is one that the command reads, \
                a model, or a part of a checkpoint; or two of them are one file. planc does not write over what was \
                written by hand or by a run.",
         example: "planc compile model.ron --mesh 8 -o model.ron.",
@@ -807,6 +807,17 @@ pub const CODES: &[Code] = &[
                The report has each mesh with what is in its way.",
         example: "planc sweep model.ron --gpus 64 --target h200, of a model with a batch of 2.",
         fix: "Change what the reasons name; a batch that all meshes divide is `--set batch=PerReplica(1)`.",
+    },
+    Code {
+        code: "PL0655",
+        title: "a certificate of another plan",
+        text: "`planc verify --certificate FILE` proves a plan and compares its digest with that of a certificate that was \
+               written before. Another digest is another plan: it was edited, or compiled from another model, for \
+               another mesh, with other options or by another planc. The digest of the model says which: it depends on \
+               neither the mesh nor on options of compiling.",
+        example: "planc verify edited.plan --certificate c.json, where c.json is of model.plan.",
+        fix: "Compile the model as it was compiled then, or write a certificate of this plan with \
+              `--write-certificate`.",
     },
     Code {
         code: "PL0701",

@@ -44,6 +44,28 @@ fn a_run_goes_on_where_it_was_saved() {
     assert!(text.contains("trained 2 steps"), "{text}");
 }
 
+/// A checkpoint says which model and plan saved it. Another mesh loads it without a word, another model with one.
+#[test]
+fn a_checkpoint_knows_the_model_that_saved_it() {
+    let folder = Folder::new("save_digests", &[]);
+    folder.works(&format!("{RUN} --steps 2 --save ckpt"));
+    let plan: Value =
+        serde_json::from_str(&folder.works("verify model.ron --mesh 2x2 --format json"))
+            .expect("JSON");
+    let shown = folder.works("ckpt show ckpt");
+    for (key, name) in [("model", "model"), ("plan", "digest")] {
+        let digest = plan[name].as_str().expect("a digest");
+        assert!(shown.contains(&format!("planc.digest.{key} = '{digest}'")), "{shown}");
+    }
+    folder.works("run model.ron --mesh 8 --steps 3 --load ckpt --format json");
+    let other = "run model.ron --mesh 8 --set schedule.lr=2e-3 --steps 3 --load ckpt";
+    let ran = folder.planc(other);
+    assert_eq!(ran.code, 0, "{}", ran.stderr);
+    let text = format!("{}{}", ran.stdout, ran.stderr);
+    assert!(text.contains("another model saved this checkpoint"), "{text}");
+    assert!(text.contains(plan["model"].as_str().expect("a digest")), "{text}");
+}
+
 /// With no step left to train, what was loaded is saved as another mesh holds it.
 #[test]
 fn what_is_loaded_can_be_saved_at_once() {

@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::{PHASES, is_name_byte, section_name};
+use crate::digest::Digest;
 use crate::graph::{AfterForward, Checkpoint, Def, Init, Param, Scope, ScopeData, Training};
 use crate::ops::{CollectiveKind, Op};
 use crate::placement::{AxisSet, Mesh, Sharding};
@@ -34,8 +35,19 @@ pub fn print_graph(graph: &Graph) -> String {
     printer.printer.close()
 }
 
-/// The text form of a plan.
+/// The text form of a plan. One that was compiled from a model has its own digest in the second line.
 pub fn print_plan(plan: &Plan) -> String {
+    let mut text = plan_without_digest(plan);
+    if plan.model.is_some() {
+        let line = format!("  digest {}\n", Digest::of(&text));
+        let header = text.find('\n').expect("a plan has several lines") + 1;
+        text.insert_str(header, &line);
+    }
+    text
+}
+
+/// The text form of a plan without its own digest, which is of this text.
+pub(crate) fn plan_without_digest(plan: &Plan) -> String {
     let n_insts: usize = plan.sections.iter().map(Vec::len).sum();
     let mut printer = Printer::new(&plan.mesh, 256 + 128 * (n_insts + plan.buffers.len()));
     printer.header("plan", &plan.name, plan.phase, None, plan.micro_batches);
@@ -48,6 +60,9 @@ pub fn print_plan(plan: &Plan) -> String {
         printer.write(format_args!(" {name}={size}"));
     }
     printer.out.push_str(" {\n");
+    if let Some(model) = plan.model {
+        printer.write(format_args!("  model {model}\n"));
+    }
     printer.run(&plan.run);
     for (comm, &axes) in &plan.comms {
         let names = plan.mesh.names(axes);

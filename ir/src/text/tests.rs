@@ -265,6 +265,7 @@ fn full_plan(phase: Phase) -> Plan {
         buffers,
         sections: [vec![], step, vec![op(fill.into(), &[], &[loss])]],
         persistent_bytes: 1552,
+        model: None,
         step_bytes: 8192,
         params: vec![
             PlanParam { buffer: w, init: Init::Ones, aliases: vec!["head".into()] },

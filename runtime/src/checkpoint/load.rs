@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use checkpoint::hf::convert::{convert, effect};
 use checkpoint::pickle::Value;
-use checkpoint::save::{Number, Position, hyper_parameters, schedule_numbers};
+use checkpoint::save::{DIGESTS, Number, Position, hyper_parameters, schedule_numbers};
 use checkpoint::{Checkpoint, StoredTensor, StoredType, is_count, overlap};
 use ir::DType;
 use ir::checkpoint::{CheckpointLayout, Entry, Kind, Source};
@@ -128,7 +128,7 @@ impl Loaded {
             problems: Vec::new(),
             warnings: checkpoint.warnings().to_vec(),
         };
-        let mut layout = CheckpointLayout::of(plan)?;
+        let mut layout = CheckpointLayout::to_save(plan)?;
         let mut keys = matching.entries(plan, &layout.entries);
         let steps = matching.steps(&layout)?;
         for key in matching.kept(plan, &mut layout) {
@@ -157,6 +157,7 @@ impl Loaded {
             source: Arc::new(Files { checkpoint, keys }),
         };
         res.position(&steps)?;
+        res.compare_model()?;
         res.compare_schedule()?;
         res.compare_groups()?;
         Ok(res)
@@ -191,6 +192,23 @@ impl Loaded {
                 self.sample
             ));
             self.sample = next;
+        }
+        Ok(())
+    }
+
+    /// Says so if another model saved the checkpoint. What fits is loaded all the same.
+    fn compare_model(&mut self) -> Result<(), RunError> {
+        let saved = self.source.object(&format!("{DIGESTS}model"))?;
+        let saved = saved.as_ref().and_then(Value::as_str);
+        if let (Some(saved), Some(now)) =
+            (saved, self.layout.digests.map(|it| it.model.to_string()))
+            && saved != now
+        {
+            self.warnings.push(format!(
+                "another model saved this checkpoint: its digest is {saved}, and that of this plan's model is \
+                 {now}. Layers, numbers of the optimizer, batch or schedule were changed since (a change of the \
+                 mesh changes no digest). What has the same names and shapes is loaded"
+            ));
         }
         Ok(())
     }
@@ -535,7 +553,8 @@ impl Matching<'_> {
     }
 
     fn unexpected(&mut self) {
-        let objects = self.checkpoint.objects().filter(|it| !it.starts_with("optim.param_groups."));
+        let known = |key: &str| key.starts_with("optim.param_groups.") || key.starts_with(DIGESTS);
+        let objects = self.checkpoint.objects().filter(|it| !known(it));
         let tensors = self.checkpoint.tensors().map(|it| it.0);
         let unused = tensors.filter(|it| !self.used.contains(*it)).chain(objects);
         let allowed = |key: &&str| !allows(&self.options.allow_unexpected, key);

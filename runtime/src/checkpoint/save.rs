@@ -295,7 +295,7 @@ impl Saver {
 
 /// Saves the state of a session at once, with all ranks in this process.
 pub fn save(session: &Session, folder: &Path, position: Position) -> Result<SaveReport, RunError> {
-    let layout = Arc::new(CheckpointLayout::of(session.plan())?);
+    let layout = Arc::new(CheckpointLayout::to_save(session.plan())?);
     let options = SaveOptions { folder: folder.to_path_buf(), ..SaveOptions::default() };
     let mut saver = Saver::new(session, layout, run_id(), &options, None)?;
     let mut res = None;

@@ -69,6 +69,7 @@ impl PlanBuilder {
             buffers: PrimaryMap::new(),
             sections: Default::default(),
             persistent_bytes: 0,
+            model: None,
             step_bytes: 0,
             params: Vec::new(),
             results: Vec::new(),

@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::{Call, Parser, Spanned};
+use crate::digest::{Digest, DigestError};
 use crate::graph::Init;
 use crate::plan::{
     Arena, Buffer, BufferData, Buffers, Comm, Event, Instruction, Part, Plan, PlanParam,
@@ -45,6 +46,7 @@ impl<'a> Parser<'a> {
             buffers: PrimaryMap::new(),
             sections: Default::default(),
             persistent_bytes: header.persistent_bytes,
+            model: None,
             step_bytes: header.step_bytes,
             params: Vec::new(),
             results: Vec::new(),
@@ -85,6 +87,18 @@ impl<'a> Parser<'a> {
                 draft.plan.run = self.ron("data and schedule")?;
                 Ok(())
             }
+            "model" => {
+                self.once(draft, word, span)?;
+                self.cursor.word("`model`")?;
+                draft.plan.model = Some(self.digest()?);
+                Ok(())
+            }
+            // That of the text as it was written; `stated_digest` finds it.
+            "digest" => {
+                self.once(draft, word, span)?;
+                self.cursor.word("`digest`")?;
+                self.digest().map(|_| ())
+            }
             "comm" => {
                 self.cursor.word("`comm`")?;
                 self.next_handle('c', "a communicator", draft.plan.comms.len())?;
@@ -121,6 +135,13 @@ impl<'a> Parser<'a> {
                 "a statement (`s0: ..`, buffer, param, comm, stream, run, result or a section)",
             )),
         }
+    }
+
+    fn digest(&mut self) -> Result<Digest, ParseError> {
+        let start = self.cursor.skip();
+        let word = self.cursor.word("a digest")?;
+        let error = |it: DigestError| self.cursor.error(start..start + word.len(), it.to_string());
+        word.parse().map_err(error)
     }
 
     fn once(

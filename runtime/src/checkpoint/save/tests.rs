@@ -28,6 +28,7 @@ fn session() -> Session {
         buffers: PrimaryMap::new(),
         sections: Default::default(),
         persistent_bytes: 512,
+        model: None,
         step_bytes: 0,
         params: Vec::new(),
         results: Vec::new(),
