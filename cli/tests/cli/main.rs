@@ -5,6 +5,7 @@
 mod bad_input;
 mod checkpoints;
 mod commands;
+mod compiles;
 mod cost;
 mod diagnostics;
 mod diff;

@@ -10,9 +10,15 @@
 //! update   %w, %w.exp_avg, .. = adamw %w, %w.exp_avg, .., %that, ..
 //! ```
 //!
-//! Parameters are written by their optimizer alone, and each gradient counts once in the norm.
+//! Parameters are written by their optimizer alone.
+//!
+//! Several parameters may train with one gradient. The weights of `y = x A^T + x B^T` have the same gradient, and so do
+//! two biases that are added to one sum; the planner computes it once. Each of their optimizers still gets it once, and
+//! the norm counts it once per parameter. If an optimizer reads the gradient of another parameter by mistake, its own
+//! gradient is left to the norm, which this property refuses, or to nothing, which `values` and `states` refuse. An
+//! exchange of two gradients of one shape passes: that needs the model, which a plan does not have.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cranelift_entity::SecondaryMap;
 
@@ -37,19 +43,15 @@ pub(super) fn check(cx: &mut Cx<'_>, flow: &Flow) {
         updates.push((at, found));
     }
     only_optimizers_write_parameters(cx, flow, &updates);
-    let mut roots: BTreeMap<Buffer, At> = BTreeMap::new();
+    let mut roots: BTreeSet<Buffer> = BTreeSet::new();
     for (at, update) in &updates {
-        let Some(root) = root(cx, flow, *at, update) else { continue };
-        if let Some(other) = roots.insert(root, *at) {
-            let message =
-                format!("trains with %{}, which {} uses up", cx.name(root), at_text(other));
-            cx.instruction(PROPERTY, *at, message);
-        }
+        roots.extend(root(cx, flow, *at, update));
     }
-    norm(cx, &updates);
+    norm(cx, flow, &updates);
     let counts = vec![
         ("parameters", plan.params.len() as u64),
         ("trained", updates.len() as u64),
+        ("distinct gradients", roots.len() as u64),
         ("micro-batches", plan.micro_batches.into()),
     ];
     cx.proof.add(PROPERTY, counts);
@@ -144,33 +146,72 @@ pub(super) fn adds_to(instruction: &Instruction, sum: Buffer) -> bool {
     once && added && results.as_slice() == [sum]
 }
 
-/// Each gradient is in the norm once, and nothing else is.
-fn norm(cx: &mut Cx<'_>, updates: &[(At, Update)]) {
+/// Each gradient is in the norm once per parameter that it trains, and nothing else is.
+fn norm(cx: &mut Cx<'_>, flow: &Flow, updates: &[(At, Update)]) {
     let plan = cx.plan;
-    let mut counted: SecondaryMap<Buffer, u32> = SecondaryMap::new();
-    let mut squares = Vec::new();
-    for (index, instruction) in plan.section(PlanSection::Update).iter().enumerate() {
-        if let Instruction::Compute { op: Op::SumSquares(_), args, .. } = instruction {
-            counted[args[0]] += 1;
-            squares.push(((PlanSection::Update, index), args[0]));
+    let section = plan.section(PlanSection::Update);
+    let scale = section.iter().enumerate().find_map(|(index, it)| match it {
+        Instruction::Compute { op: Op::ClipScale(_), args, .. } => Some((index, args[0])),
+        _ => None,
+    });
+    let squares =
+        |it: &Instruction| matches!(it, Instruction::Compute { op: Op::SumSquares(_), .. });
+    let Some((scale, sum)) = scale else {
+        if let Some(index) = section.iter().position(squares) {
+            cx.instruction(PROPERTY, (PlanSection::Update, index), "is in no norm".into());
+        }
+        return;
+    };
+    // How often what each instruction makes is a term of the sum, in which every term is whole.
+    let mut times: BTreeMap<usize, u64> = BTreeMap::new();
+    let mut counted: SecondaryMap<Buffer, u64> = SecondaryMap::new();
+    let mut terms = vec![(scale, sum, 1)];
+    loop {
+        for (reader, term, n) in std::mem::take(&mut terms) {
+            match flow.moved_from(plan, (PlanSection::Update, reader), term) {
+                (_, Some(maker)) => {
+                    let times: &mut u64 = times.entry(maker).or_default();
+                    *times = times.saturating_add(n);
+                }
+                (it, None) => {
+                    let message = format!("counts %{}, which `update` does not make", cx.name(it));
+                    cx.instruction(PROPERTY, (PlanSection::Update, reader), message);
+                }
+            }
+        }
+        // The last maker first: by then all readers of what it makes are known.
+        let Some((index, n)) = times.pop_last() else { break };
+        match &section[index] {
+            Instruction::Compute { op: Op::SumSquares(_), args, .. } => {
+                counted[args[0]] = counted[args[0]].saturating_add(n);
+            }
+            Instruction::Compute { op: Op::Add(_), args, .. } => {
+                terms.extend(args.iter().map(|&it| (index, it, n)));
+            }
+            _ => {
+                let message = "is in the gradient's norm, and is no sum of squares".into();
+                cx.instruction(PROPERTY, (PlanSection::Update, index), message);
+            }
         }
     }
-    if squares.is_empty() {
-        return;
-    }
-    let mut trained: SecondaryMap<Buffer, bool> = SecondaryMap::new();
+    let mut trained: SecondaryMap<Buffer, u64> = SecondaryMap::new();
+    updates.iter().for_each(|it| trained[it.1.grad] += 1);
     for (at, update) in updates {
-        trained[update.grad] = true;
-        if counted[update.grad] != 1 {
-            let (name, n) = (cx.name(update.grad), counted[update.grad]);
-            let message = format!("trains with %{name}, which is {n} times in the gradient's norm");
+        let (n, of) = (counted[update.grad], trained[update.grad]);
+        if n != of {
+            let name = cx.name(update.grad);
+            let message = format!(
+                "trains with %{name}, which is {n} times in the gradient's norm and trains {of} \
+                 parameter(s)"
+            );
             cx.instruction(PROPERTY, *at, message);
         }
     }
-    for (at, grad) in squares {
-        if !trained[grad] {
+    for (index, instruction) in section.iter().enumerate().filter(|it| squares(it.1)) {
+        let grad = instruction.reads()[0];
+        if trained[grad] == 0 {
             let message = format!("counts %{}, which reaches no optimizer", cx.name(grad));
-            cx.instruction(PROPERTY, at, message);
+            cx.instruction(PROPERTY, (PlanSection::Update, index), message);
         }
     }
 }
