@@ -9,7 +9,8 @@ use ir::random::philox4x32_10;
 
 use crate::harness::*;
 
-/// Models tried; each runs on one rank and on [`MESHES_OF_A_MODEL`] meshes.
+/// Models tried, from seed 0 on; each runs on one rank and on [`MESHES_OF_A_MODEL`] meshes. `MODELS=2000` before the
+/// test looks further.
 const MODELS: u32 = 64;
 const MESHES_OF_A_MODEL: usize = 3;
 
@@ -35,6 +36,10 @@ const MESHES: [&str; 19] = [
     "2", "3", "4", "8", "1x2", "1x3", "1x4", "1x8", "2x1", "2x2", "2x3", "3x2", "2x4", "4x2",
     "1x2x2", "2x1x2", "2x2x1", "2x2x2", "2x1x4",
 ];
+
+fn n_models() -> u32 {
+    std::env::var("MODELS").ok().and_then(|it| it.parse().ok()).unwrap_or(MODELS)
+}
 
 /// Choices that depend on a seed alone.
 struct Choices {
@@ -139,7 +144,7 @@ fn model(it: &mut Choices) -> String {
     .concat();
     let layers = it.of(&[1, 2]);
     let norm = it.of(&["RmsNorm()", "LayerNorm()", "RmsNorm(zero_centered: true)"]);
-    let ffn = it.of(&[8, 12, 24]);
+    let ffn = it.of(&[7, 8, 12, 24, 33]);
     let bias = it.of(&["true", "false"]);
     let dropout = it.perhaps(&[", hidden_dropout: 0.1"]);
     layer(&format!(
@@ -147,6 +152,9 @@ fn model(it: &mut Choices) -> String {
          (heads: {heads}, kv_heads: {kv_heads}{attention}), mlp: (ffn: {ffn}, activation: \
          {activation}), bias: {bias}{dropout})])"
     ));
+    for n in 0..it.of(&[0, 0, 1, 2]) {
+        layer(&branches(it, n, dim));
+    }
     layer(&format!("{norm_only}(name: \"norm\")", norm_only = it.of(&["RmsNorm", "LayerNorm"])));
     layer("LmHead(name: \"head\")");
     layer(it.of(&[
@@ -156,6 +164,122 @@ fn model(it: &mut Choices) -> String {
     ]));
     res.push_str("    ],\n)");
     res
+}
+
+/// A block of branches that read each other's inputs and results and are added up, perhaps with biases behind the
+/// sum and a residual around all: as parallel attention and MLP have, and further. Several weights and biases have
+/// one gradient, some weights are read twice, some are cut over tp, and some cuts are uneven.
+fn branches(it: &mut Choices, number: u32, dim: u32) -> String {
+    let mut params: Vec<String> = Vec::new();
+    let mut ops: Vec<String> = Vec::new();
+    let mut values = vec!["x".to_string()];
+    // Square weights so far, and values that nothing reads yet.
+    let mut squares: Vec<String> = Vec::new();
+    let mut open: Vec<String> = Vec::new();
+    for k in 0..it.of(&[2, 3, 4, 5]) {
+        // Often the block's own input.
+        let from = match it.word().is_multiple_of(2) {
+            true => "x".to_string(),
+            false => values[it.word() as usize % values.len()].clone(),
+        };
+        let mut read = vec![from.clone()];
+        let name = format!("v{k}");
+        let cut = |it: &mut Choices, dim: u32| match it.of(&[0, 0, 1]) {
+            0 => String::new(),
+            _ => format!(", placements: {{\"tp\": Shard({dim})}}"),
+        };
+        let mut op = |op: &str, inputs: &[&str], output: &str| {
+            ops.push(format!("(op: \"{op}\", inputs: {inputs:?}, outputs: [\"{output}\"])"));
+        };
+        match it.of(&[0, 0, 1, 1, 2, 3, 4, 5]) {
+            0 => {
+                let reuse = !squares.is_empty() && it.word().is_multiple_of(3);
+                let weight = match reuse {
+                    true => squares[it.word() as usize % squares.len()].clone(),
+                    false => {
+                        let weight = format!("w{k}");
+                        let which = it.of(&[0, 1]);
+                        let cut = cut(it, which);
+                        params.push(format!("\"{weight}\": (shape: [{dim}, {dim}]{cut})"));
+                        squares.push(weight.clone());
+                        weight
+                    }
+                };
+                op("matmul(transpose_b:true)", &[&from, &weight], &name);
+            }
+            1 => {
+                let hidden = it.of(&[5, 7, 8, 12]);
+                let (up, down) = (format!("up{k}"), format!("down{k}"));
+                let (a, b) = (cut(it, 0), cut(it, 1));
+                params.push(format!("\"{up}\": (shape: [{hidden}, {dim}]{a})"));
+                params.push(format!("\"{down}\": (shape: [{dim}, {hidden}]{b})"));
+                let kind = it.of(&["gelu", "gelu_tanh", "silu", "relu"]);
+                let (h, act) = (format!("h{k}"), format!("a{k}"));
+                op("matmul(transpose_b:true)", &[&from, &up], &h);
+                op(&format!("activation(kind:{kind})"), &[&h], &act);
+                op("matmul(transpose_b:true)", &[&act, &down], &name);
+            }
+            2 => {
+                let bias = format!("bias{k}");
+                let cut = cut(it, 0);
+                params.push(format!("\"{bias}\": (shape: [{dim}]{cut})"));
+                op("bias_add", &[&from, &bias], &name);
+            }
+            3 => {
+                let kind = it.of(&["gelu", "silu"]);
+                op(&format!("activation(kind:{kind})"), &[&from], &name);
+            }
+            4 => {
+                let (norm, rstd) = (format!("norm{k}"), format!("rstd{k}"));
+                let cut = cut(it, 0);
+                params.push(format!("\"{norm}\": (shape: [{dim}], init: Ones{cut})"));
+                ops.push(format!(
+                    "(op: \"rms_norm(eps:1e-3)\", inputs: [\"{from}\", \"{norm}\"], outputs: \
+                     [\"{name}\", \"{rstd}\"])"
+                ));
+            }
+            _ => {
+                let other = values[it.word() as usize % values.len()].clone();
+                op("add", &[&from, &other], &name);
+                read.push(other);
+            }
+        }
+        open.retain(|value| !read.contains(value));
+        open.push(name.clone());
+        values.push(name);
+    }
+    if it.word().is_multiple_of(2) || open.len() == 1 {
+        open.push("x".to_string());
+    }
+    ops.push(format!("(op: \"add\", inputs: {open:?}, outputs: [\"sum0\"])"));
+    let biases = it.of(&[0, 1, 2, 3]);
+    for k in 0..biases {
+        params.push(format!("\"last{k}\": (shape: [{dim}])"));
+        ops.push(format!(
+            "(op: \"bias_add\", inputs: [\"sum{k}\", \"last{k}\"], outputs: [\"sum{}\"])",
+            k + 1
+        ));
+    }
+    let placed = it.perhaps(&["Stream"]);
+    let placed = match placed {
+        "" => String::new(),
+        placed => format!(", placements: {{\"sum{biases}\": {placed}}}"),
+    };
+    let block = format!(
+        "Block(name: \"block{number}\", inputs: [\"x\"], params: {{{}}}, ops: [\n            {},\n        ], \
+         outputs: [\"sum{biases}\"]{placed})",
+        params.join(", "),
+        ops.join(",\n            ")
+    );
+    match it.of(&[0, 1, 2]) {
+        0 => block,
+        1 => format!("Residual(body: [{block}])"),
+        _ => format!(
+            "Residual(body: [RmsNorm(name: \"around{number}\"), Residual(body: [{block}]), Linear(name: \
+             \"behind{number}\", out_features: {dim}, bias: {})])",
+            it.of(&["true", "false"])
+        ),
+    }
 }
 
 /// Meshes on which the model is legal; on all others, it must be a size that is at fault.
@@ -197,7 +321,7 @@ fn check_model(seed: u32) {
 
 #[test]
 fn random_models_train_like_one_rank() {
-    for seed in 0..MODELS {
+    for seed in 0..n_models() {
         check_model(seed);
     }
 }

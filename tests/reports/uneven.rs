@@ -157,17 +157,104 @@ fn cut_param(rows: u64) -> String {
     )
 }
 
-// C09: the error names tensor, dimension, size and axis, and says what would fix it.
+// C09, for parameters of a block: 6 rows over 4 ranks are 2, 2, 2 and none.
 #[test]
-fn a_placement_that_does_not_divide_names_all_there_is_to_know() {
+fn parameters_of_a_block_may_be_cut_unevenly() {
+    for rows in [5, 6, 8] {
+        let expect = train(&cut_param(rows), "1", &[], 1);
+        for mesh in ["1x4", "2x2", "2x4"] {
+            train(&cut_param(rows), mesh, &[], 1).check_like(&expect);
+        }
+    }
+    assert_eq!(rows(&compile(&cut_param(6), "1x4", &[]), "own.up"), [2, 2, 2, 0]);
+}
+
+/// An `ffn` of 33 features, and all sizes of layers that no axis divides but heads.
+fn ffn(more: &str) -> String {
+    format!(
+        r#"Model(
+            name: "ffn",
+            batch: Global(8),
+            sequence: 8,
+            init: Normal(std: 0.3),
+            optimizer: AdamW(betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1),
+            schedule: (lr: 1e-2),
+            layers: [
+                Embedding(name: "e", vocab: 50, dim: 24),
+                TransformerLayer(
+                    name: "l", norm: RmsNorm(), attention: (heads: 4, kv_heads: 2, rope: ()),
+                    mlp: (ffn: 33, {more}),
+                ),
+                RmsNorm(name: "n"),
+                LmHead(name: "h"),
+                CrossEntropy(),
+            ],
+        )"#
+    )
+}
+
+#[test]
+fn an_ffn_that_tp_does_not_divide_trains_like_one_rank() {
+    for activation in ["activation: swiglu", "activation: gelu_tanh", "activation: srelu"] {
+        let source = ffn(activation);
+        let expect = train(&source, "1", &[], 3);
+        for mesh in ["1x2", "2x2", "1x4", "2x2x2"] {
+            for set in [
+                &[][..],
+                &[("sequence_parallel", "true"), ("checkpoint", "Full")],
+                &[("micro_batches", "2"), ("reduce_gradients", "LastMicroBatch")],
+            ] {
+                train(&source, mesh, set, 3).check_like(&expect);
+            }
+        }
+    }
     assert_eq!(
-        error(&cut_param(6), "1x4", &[]),
-        "PL0203: `own.up`: dim 0 is 6, which `tp` of size 4 does not divide; \
-         help: use a size that 4 divides, or another placement"
+        rows(&compile(&ffn("activation: swiglu"), "1x4", &[]), "l.mlp.up_proj.weight"),
+        [9, 9, 9, 6]
     );
-    let expect = train(&cut_param(8), "1", &[], 1);
-    train(&cut_param(8), "1x4", &[], 1).check_like(&expect);
-    train(&cut_param(8), "2x2", &[], 1).check_like(&expect);
+}
+
+/// A norm weight in a placement of its own, in PyTorch's words.
+fn norm(kind: &str, placements: &str) -> String {
+    format!(
+        r#"Model(
+            name: "norm",
+            meshes: {{1: ["dp"], 2: ["dp", "tp"], 3: ["dp_replicate", "dp", "tp"]}},
+            batch: Global(8),
+            sequence: 12,
+            init: Normal(std: 0.5),
+            optimizer: AdamW(betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1),
+            schedule: (lr: 1e-2),
+            parameters: {{"n.weight": (placements: {{ {placements} }})}},
+            layers: [
+                Embedding(name: "e", vocab: 7, dim: 7),
+                {kind}(name: "n"),
+                LmHead(name: "h"),
+                CrossEntropy(),
+            ],
+        )"#
+    )
+}
+
+#[test]
+fn a_norm_weight_that_is_cut_unevenly_trains_like_one_rank() {
+    for kind in ["RmsNorm", "LayerNorm"] {
+        for placements in [
+            r#""tp": Shard(0)"#,
+            r#""dp": Shard(0)"#,
+            r#""dp": Shard(0), "tp": Shard(0)"#,
+            r#""dp": StridedShard(0, 2), "tp": Shard(0)"#,
+            r#""dp": StridedShard(0, 3)"#,
+        ] {
+            let source = norm(kind, placements);
+            let expect = train(&source, "1", &[], 2);
+            for mesh in ["8", "1x2", "2x2", "4x2", "1x8", "2x2x2"] {
+                train(&source, mesh, &[], 2).check_like(&expect);
+            }
+        }
+    }
+    let plan = compile(&norm("RmsNorm", r#""dp": StridedShard(0, 2), "tp": Shard(0)"#), "2x2", &[]);
+    assert_eq!(rows(&plan, "n.weight"), [2, 2, 2, 1]);
 }
 
 // C09, "insert redistribute": 24 features over 4 ranks are 6 each, one and a half heads of 4. What

@@ -92,10 +92,10 @@ pub const CODES: &[Code] = &[
     Code {
         code: "PL0203",
         title: "a size that an axis does not divide",
-        text: "Sizes that are shared out in whole parts (heads, the sequence under sequence \
-               parallelism, features between column- and row-parallel layers) must be multiples of the \
-               axis. Storage of weights may be uneven; these may not, since ranks would compute \
-               different amounts and kernels would see different shapes.",
+        text: "Heads, and the sequence under sequence parallelism, are shared out in whole parts: their \
+               number must be a multiple of the axis, since attention works on whole heads and ranks \
+               exchange whole pieces of the sequence. Other dimensions of weights and activations may \
+               be cut unevenly.",
         example: "heads: 6 on a mesh with tp=4.",
         fix: "Use a size that is a multiple of the axis, or an axis that divides it.",
     },

@@ -627,7 +627,7 @@ impl<'a> Cx<'a> {
         Ok(())
     }
 
-    /// Refuses a dimension that the tensor-parallel axis does not divide.
+    /// Refuses a number of heads that the tensor-parallel axis does not divide.
     pub fn check_tp(&self, field: &str, what: &str, size: u64) -> Result<(), ModelError> {
         if size.is_multiple_of(self.tp.size) {
             return Ok(());

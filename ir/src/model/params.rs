@@ -32,8 +32,6 @@ pub struct ParamSpec<'s> {
     pub compute: Option<Sharding>,
     /// Layout in storage before FSDP; `None` is that of compute.
     pub storage: Option<Sharding>,
-    /// The op that reads it masks padding, so that a cut may be uneven.
-    pub masked: bool,
     /// What the user says of it in its module, with the field that says it.
     pub options: Option<(&'s str, &'s ParamOptions)>,
 }
@@ -41,8 +39,7 @@ pub struct ParamSpec<'s> {
 impl<'s> ParamSpec<'s> {
     /// A replicated parameter.
     pub fn new(name: &'s str, shape: &'s [u64], init: Init) -> ParamSpec<'s> {
-        let (compute, storage, masked, options) = (None, None, false, None);
-        ParamSpec { name, shape, init, compute, storage, masked, options }
+        ParamSpec { name, shape, init, compute: None, storage: None, options: None }
     }
 
     /// Cuts dimension `dim` in compute.
@@ -82,7 +79,7 @@ impl Cx<'_> {
         let global = global.filter(|it| it.0.matches(&name));
         let global = global.map(|(pattern, (_, it))| (parameters_at(pattern), it));
         let local = spec.options.map(|(field, it)| (self.here(field), it));
-        let (mut explicit, mut placed_at) = (false, None);
+        let mut explicit = false;
         for (place, options) in local.into_iter().chain(global) {
             let at = |field: &str| At::Path(format!("{place}.{field}"));
             init = options.init.unwrap_or(init);
@@ -95,7 +92,6 @@ impl Cx<'_> {
             trainable = options.trainable.unwrap_or(trainable);
             if let Some(placements) = &options.placements {
                 storage = self.placements(&name, placements, ndim, &at("placements"))?;
-                placed_at = Some(at("placements"));
                 explicit = placements.keys().any(|it| self.layout.fsdp_names.contains(it));
                 compute =
                     storage.without_partial().without(self.layout.fsdp.iter().copied().collect());
@@ -112,10 +108,6 @@ impl Cx<'_> {
             let expected = format!("below {ndim}, the number of its dimensions");
             let problem = Problem::Range { field, found: fsdp_dim.to_string(), expected };
             return Err(problem.at(fsdp_dim_at));
-        }
-        if !spec.masked {
-            let at = placed_at.unwrap_or_else(|| self.here(""));
-            self.check_even(&name, spec.shape, &compute, at)?;
         }
         if !explicit && ndim > 0 {
             let dim = fsdp_dim.min(ndim - 1);
@@ -221,27 +213,6 @@ impl Cx<'_> {
         Sharding::from_torch(&torch, ndim, mesh).map_err(|source| {
             Problem::Placement { tensor: tensor.to_string(), source }.at(at.clone())
         })
-    }
-
-    fn check_even(
-        &self,
-        name: &str,
-        shape: &[u64],
-        sharding: &Sharding,
-        at: At,
-    ) -> Result<(), ModelError> {
-        let mesh = &self.layout.mesh;
-        for (dim, (layout, &size)) in sharding.dims.iter().zip(shape).enumerate() {
-            if !layout.divides(size, mesh) {
-                let axes = layout.axis_set();
-                let (axis, axis_size) = (mesh.names(axes), mesh.set_size(axes));
-                let fix = format!("use a size that {axis_size} divides, or another placement");
-                let (tensor, what) = (name.to_string(), format!("dim {dim}"));
-                let problem = Problem::Indivisible { tensor, what, size, axis, axis_size, fix };
-                return Err(problem.at(at));
-            }
-        }
-        Ok(())
     }
 }
 

@@ -58,7 +58,6 @@ impl ModuleDef for Embedding {
         cx.builder.graph.run.vocab = self.vocab;
         let shape = [self.vocab, self.dim];
         let mut spec = ParamSpec::new("weight", &shape, self.init.unwrap_or(cx.model.init));
-        spec.masked = true;
         spec.options = Some(("weight", &self.weight));
         let table = cx.param(spec.cut(0, cx.tp.cut()))?;
         let padding_idx = self.padding_idx;

@@ -72,7 +72,6 @@ impl LayerNormMlp {
         let width = cx.width(x);
         let init = self.init.unwrap_or(cx.model.init);
         let output_init = self.output_init.or(cx.model.output_init).unwrap_or(init);
-        cx.check_tp("ffn", "ffn", self.ffn)?;
         let first: &[&str] =
             if self.activation.is_gated() { &["gate_proj", "up_proj"] } else { &["up_proj"] };
         let mut hidden = Values::new();

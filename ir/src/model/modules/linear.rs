@@ -175,12 +175,8 @@ impl Projections<'_> {
         let parallel = match self.parallel_mode {
             None => Parallel::None,
             Some(ParallelMode::Column) => Parallel::column(cx),
-            Some(ParallelMode::Row) => {
-                cx.check_tp("in_features", "in_features", width)?;
-                Parallel::Row
-            }
+            Some(ParallelMode::Row) => Parallel::Row,
         };
-        let column = self.parallel_mode == Some(ParallelMode::Column);
         let init = self.init.unwrap_or(cx.model.init);
         let segment = |out| Projection {
             out,
@@ -190,17 +186,10 @@ impl Projections<'_> {
             options: Some(("weight", self.options)),
         };
         if self.fused.0.is_empty() {
-            if column {
-                cx.check_tp("out_features", "out_features", out)?;
-            }
             return Ok(smallvec![segment(out).apply(cx, x)?]);
         }
         let mut res = Values::new();
         for (name, out) in &self.fused.0 {
-            if column {
-                let what = format!("dim 0 of segment `{name}`");
-                cx.check_tp(&format!("fused[\"{name}\"]"), &what, *out)?;
-            }
             res.push(cx.scoped_part(name, |cx| segment(*out).apply(cx, x))?);
         }
         Ok(res)

@@ -60,14 +60,12 @@ impl ModuleDef for LmHead {
         let vocab = self.vocab.unwrap_or(cx.builder.graph.run.vocab);
         let shape = [vocab, cx.width(x)];
         let mut spec = ParamSpec::new("weight", &shape, self.init.unwrap_or(cx.model.init));
-        spec.masked = true;
         spec.options = Some(("weight", &self.weight));
         let weight = cx.param(spec.cut(0, cx.tp.cut()))?;
         let bias = match self.bias {
             true => {
                 let shape = [vocab];
-                let mut spec = ParamSpec::new("bias", &shape, Init::Zeros);
-                spec.masked = true;
+                let spec = ParamSpec::new("bias", &shape, Init::Zeros);
                 Some(cx.param(spec.cut(0, cx.tp.cut()))?)
             }
             false => None,
