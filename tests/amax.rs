@@ -10,6 +10,7 @@ use ir::model::MeshSpec;
 use ir::placement::AxisSet;
 use ir::plan::Plan;
 use ir::quant::{Format, Role, ScaleRule};
+use kernels::Proved;
 use runtime::{Data, Session, SessionOptions};
 
 type Set<'a> = &'a [(&'a str, &'a str)];
@@ -72,7 +73,7 @@ fn replica_axes_stay_out_of_amax_groups_of_weights() {
 }
 
 /// Codes and inverse scales of all weights, as bits, after `prepare`.
-fn codes(plan: &Plan) -> Vec<(String, Vec<u32>)> {
+fn codes(plan: &Proved) -> Vec<(String, Vec<u32>)> {
     let session = Session::new(plan, &SessionOptions::default()).unwrap();
     session.prepare().unwrap();
     let is_code = |name: &str| name.ends_with(".compute") || name.ends_with(".scale_inv");

@@ -260,8 +260,11 @@ fn line_of(text: &str, place: &Place) -> usize {
             body.filter(|it| instruction(it.1)).nth(*index)
         }
         Place::Param(name) => {
-            let declared = |line: &str| line.strip_prefix("param %")?.split([' ', ':']).next();
-            lines().find(|it| declared(it.1) == Some(name.as_str()))
+            let declares = |line: &str| {
+                let rest = line.strip_prefix("param %");
+                rest.and_then(|it| it.split([' ', ':']).next()) == Some(name.as_str())
+            };
+            lines().find(|it| declares(it.1))
         }
         Place::Value(name) | Place::Buffer(name) => lines().find(|it| defines(it.1, name)),
     };

@@ -24,7 +24,7 @@ fn graph(source: &str, mesh: &str, set: &[(&str, &str)]) -> Graph {
 }
 
 fn compile(graph: Graph) -> Plan {
-    codegen::compile(graph, &codegen::Options::default()).unwrap().plan
+    codegen::compile(graph, &codegen::Options::default()).unwrap().plan.into_plan()
 }
 
 fn model_flops(source: &str, mesh: &str, set: &[(&str, &str)]) -> u128 {

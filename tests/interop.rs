@@ -26,7 +26,7 @@ fn example(name: &str) -> String {
     fs::read_to_string(repo().join("examples").join(name)).unwrap()
 }
 
-fn compile(source: &str, mesh: &str, set: &[(&str, &str)]) -> Plan {
+fn compile(source: &str, mesh: &str, set: &[(&str, &str)]) -> Proved {
     let model = ir::model::parse_with(source, set).unwrap_or_else(|it| panic!("{it}"));
     let mesh = ir::model::MeshSpec::parse(mesh).unwrap();
     let graph = ir::model::elaborate(&model, &mesh).unwrap_or_else(|it| panic!("{it}"));
@@ -353,15 +353,16 @@ fn fsdp_job_takes_model_and_optimizer() {
 /// From planc to an FSDP2 job of PyTorch, which saves it its own way, and back: no bit is lost.
 #[test]
 fn run_goes_on_after_a_stay_in_torch() {
-    let saved = save("stay", &example("llama-tiny.ron"), "2x4", &[("schedule.warmup", "10")]);
+    let (source, set) = (example("llama-tiny.ron"), [("schedule.warmup", "10")]);
+    let saved = save("stay", &source, "2x4", &set);
     let theirs = saved.path("torch");
     torch("fsdp_load.py", &[&saved.checkpoint(), "--ranks", "2", "--save", &theirs]);
-    let plan = saved.session.plan();
+    let plan = compile(&source, "2x4", &set);
     let one_more = TrainOptions { steps: Some(STEPS + 1), ..TrainOptions::default() };
     let load = LoadOptions { path: theirs.into(), ..LoadOptions::default() };
     let resumed = TrainOptions { load: Some(load), ..one_more.clone() };
     let [expected, found] = [one_more, resumed].map(|options| {
-        let session = runtime::train(plan, &options, |_| ()).unwrap_or_else(|it| panic!("{it}"));
+        let session = runtime::train(&plan, &options, |_| ()).unwrap_or_else(|it| panic!("{it}"));
         Saved { session, root: saved.root.clone() }.expected()
     });
     assert_ne!(expected, saved.expected());
@@ -384,9 +385,9 @@ fn torch_makes_the_same_next_step() {
     let saved = save("adamw", &example("llama-tiny.ron"), "2x4", &set);
     let before = saved.expected();
     // The same run again, one step longer.
-    let plan = saved.session.plan();
+    let plan = compile(&example("llama-tiny.ron"), "2x4", &set);
     let options = TrainOptions { steps: Some(STEPS + 1), ..TrainOptions::default() };
-    let longer = runtime::train(plan, &options, |_| ()).unwrap();
+    let longer = runtime::train(&plan, &options, |_| ()).unwrap();
     let longer = Saved { session: longer, root: saved.root.clone() };
     let after = longer.expected();
 

@@ -38,7 +38,7 @@ fn golden(name: &str) -> PathBuf {
     repo().join("tests/golden/llama-f32").join(name)
 }
 
-fn compile(mesh: &str, set: &[(&str, &str)]) -> Plan {
+fn compile(mesh: &str, set: &[(&str, &str)]) -> Proved {
     let source = std::fs::read_to_string(repo().join("examples/llama-tiny.ron")).unwrap();
     let model = ir::model::parse_with(&source, set).unwrap();
     let mesh = ir::model::MeshSpec::parse(mesh).unwrap();

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use codegen::Proved;
-use ir::Phase;
 use ir::cost::{StepCost, Utilization};
 use ir::graph::{Cut, Move};
 use ir::meaning::Meaning;
@@ -134,7 +133,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let file = File::read(&args.input)?;
     let start = Instant::now();
     let (graph, elaborate) = match file.input(&args.model)? {
-        Input::Graph(graph, elaborate) => (graph, elaborate),
+        Input::Graph(graph, elaborate) => (*graph, elaborate),
         Input::Plan(_) => {
             let message =
                 format!("`{}` is a plan, which is compiled already", args.input.display());

@@ -85,7 +85,7 @@ pub fn plan_in(file: &File<'_>, model: &ModelArgs, ui: &Ui) -> Outcome<Proved> {
             file.tell_edited(&plan, ui);
             Ok(plan)
         }
-        Input::Graph(graph, _) => match codegen::compile(graph, &model.options()) {
+        Input::Graph(graph, _) => match codegen::compile(*graph, &model.options()) {
             Ok(compiled) => Ok(compiled.plan),
             Err(it) => Err(file.pass_failure(&it.error)),
         },
@@ -103,7 +103,7 @@ pub struct File<'a> {
 /// What a file holds, ready to be compiled or run.
 pub enum Input<P> {
     /// A model on a mesh, or IR.
-    Graph(Graph, Duration),
+    Graph(Box<Graph>, Duration),
     /// A plan.
     Plan(P),
 }
@@ -153,7 +153,7 @@ impl File<'_> {
         if !self.is_program() {
             let start = Instant::now();
             let graph = self.model(args)?;
-            return Ok(Input::Graph(graph, start.elapsed()));
+            return Ok(Input::Graph(Box::new(graph), start.elapsed()));
         }
         if let Some(it) = args.overrides.first() {
             let message = format!("`--set {it}` cannot change what is compiled already");
@@ -182,7 +182,7 @@ impl File<'_> {
                     Failure::new("PL0609", message).help("use what `--emit logical` prints")
                 );
             }
-            Program::Graph(graph) => Input::Graph(graph, Duration::ZERO),
+            Program::Graph(graph) => Input::Graph(Box::new(graph), Duration::ZERO),
             Program::Plan(plan) => Input::Plan(plan),
         })
     }

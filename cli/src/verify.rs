@@ -67,7 +67,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let plan = match file.unproved(&args.model)? {
         Input::Plan(plan) => plan,
         Input::Graph(graph, _) => {
-            let compiled = codegen::compile(graph, &args.model.options());
+            let compiled = codegen::compile(*graph, &args.model.options());
             compiled.map_err(|it| file.pass_failure(&it.error))?.plan.into_plan()
         }
     };

@@ -67,7 +67,7 @@ impl Choices {
 fn model(it: &mut Choices) -> String {
     let heads = it.of(&[2, 4, 6, 8]);
     let kv_heads = it.of(&[1, 2, heads / 2, heads]);
-    let kv_heads = if heads % kv_heads == 0 { kv_heads } else { 1 };
+    let kv_heads = if heads.is_multiple_of(kv_heads) { kv_heads } else { 1 };
     // A LayerNorm of two features gives their order and nothing else: its gradients are rounding errors.
     let dim = heads * it.of(&[4, 6]);
     let activation =

@@ -135,7 +135,7 @@ fn count(modules: &[Module]) -> u64 {
 fn compile(graph: Graph) -> Option<Plan> {
     assert_eq!(graph.phase, Phase::Logical);
     match codegen::compile(graph, &codegen::Options::default()) {
-        Ok(it) => Some(it.plan),
+        Ok(it) => Some(it.plan.into_plan()),
         Err(it) => match it.error {
             PassError::Failed { message, .. } => {
                 check_text(&message);

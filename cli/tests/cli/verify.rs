@@ -205,7 +205,7 @@ fn a_run_that_no_model_has_is_refused() {
             lines[at] = lines[at].replace(from, to);
         });
         let text = unwrapped(&ran.stderr);
-        assert!(text.contains(expect) && text.contains("edited.plan:4:"), "{text}");
+        assert!(text.contains(expect) && text.contains("edited.plan:2:"), "{text}");
     };
     let rate = "at least 0 and finite";
     check("lr:0.001", "lr:NaN", &format!("schedule.lr is NaN, and must be {rate}"));
@@ -249,7 +249,8 @@ fn numbers_out_of_range_are_refused_at_their_line() {
     check("beta2:0.95", "beta2:NaN", "`beta2` is NaN, and must be at least 0 and below 1");
     check(",eps:1e-8", ",eps:-1e-8", "`eps` is -1e-8, and must be more than 0 and finite");
     check("rms_norm(eps:1e-5", "rms_norm(eps:-1.0", "`eps` is -1, and must be more than 0");
-    check("max_norm:Some(1.0)", "max_norm:Some(0.0)", "`max_norm` is 0, and must be more than 0");
+    let clip = "= clip_scale(max_norm:Some(0.0)) %";
+    check("= clip_scale %", clip, "`max_norm` is 0, and must be more than 0 and finite");
     check("theta:10000.0", "theta:inf", "`theta` is inf, and must be more than 0 and finite");
     check(
         "lr:0.001",

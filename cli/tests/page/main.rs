@@ -39,7 +39,8 @@ fn compile(example: &str, mesh: &str) -> Plan {
     let source = std::fs::read_to_string(workspace(&format!("examples/{example}.ron"))).unwrap();
     let model = ir::model::parse_with(&source, &[]).unwrap();
     let graph = ir::model::elaborate(&model, &MeshSpec::parse(mesh).unwrap()).unwrap();
-    codegen::compile(graph, &codegen::Options::default()).unwrap_or_else(|it| panic!("{it}")).plan
+    let compiled = codegen::compile(graph, &codegen::Options::default());
+    compiled.unwrap_or_else(|it| panic!("{it}")).plan.into_plan()
 }
 
 /// Writes the page of a plan, for one test.

@@ -9,8 +9,7 @@ use smallvec::smallvec;
 
 use crate::ops::{
     Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, StandsFor, TypeError, Types, Values,
-    View,
-    ViewMut, arity, floats, is_default,
+    View, ViewMut, arity, floats, is_default,
 };
 use crate::quant::ScaleRule;
 use crate::range::{Ranged, RealRange};

@@ -35,13 +35,12 @@ pub fn print_graph(graph: &Graph) -> String {
     printer.printer.close()
 }
 
-/// The text form of a plan. One that was compiled from a model has its own digest in the second line.
+/// The text form of a plan. One that was compiled from a model ends with its own digest.
 pub fn print_plan(plan: &Plan) -> String {
     let mut text = plan_without_digest(plan);
     if plan.model.is_some() {
         let line = format!("  digest {}\n", Digest::of(&text));
-        let header = text.find('\n').expect("a plan has several lines") + 1;
-        text.insert_str(header, &line);
+        text.insert_str(text.len() - "}\n".len(), &line);
     }
     text
 }
@@ -60,9 +59,6 @@ pub(crate) fn plan_without_digest(plan: &Plan) -> String {
         printer.write(format_args!(" {name}={size}"));
     }
     printer.out.push_str(" {\n");
-    if let Some(model) = plan.model {
-        printer.write(format_args!("  model {model}\n"));
-    }
     printer.run(&plan.run);
     for (comm, &axes) in &plan.comms {
         let names = plan.mesh.names(axes);
@@ -84,6 +80,9 @@ pub(crate) fn plan_without_digest(plan: &Plan) -> String {
         printer.printer.result(name);
         printer.buffer(*buffer);
         printer.printer.out.push('\n');
+    }
+    if let Some(model) = plan.model {
+        printer.printer.write(format_args!("  model {model}\n"));
     }
     printer.printer.close()
 }

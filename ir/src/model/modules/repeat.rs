@@ -53,8 +53,7 @@ impl Repeat {
     fn claim_numbers(&self, cx: &mut Cx<'_>) -> Result<(), ModelError> {
         let (prefix, first) = (cx.param_name(&self.prefix), u64::from(self.first));
         let range = first..first + u64::from(self.n);
-        let overlap =
-            |it: &&Numbers| it.range.start < range.end && range.start < it.range.end;
+        let overlap = |it: &&Numbers| it.range.start < range.end && range.start < it.range.end;
         if let Some(other) = cx.numbers.iter().filter(|it| it.prefix == prefix).find(overlap) {
             let (other, other_at) = (other.range.clone(), other.at.clone());
             return Err(cx.error("prefix", Problem::Numbers { prefix, range, other, other_at }));
