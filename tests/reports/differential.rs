@@ -65,7 +65,7 @@ impl Choices {
 
 /// A model: embedding, layers, head, in random sizes and with random options.
 fn model(it: &mut Choices) -> String {
-    let heads = it.of(&[2, 4, 6, 8]);
+    let heads: u64 = it.of(&[2, 4, 6, 8]);
     let kv_heads = it.of(&[1, 2, heads / 2, heads]);
     let kv_heads = if heads.is_multiple_of(kv_heads) { kv_heads } else { 1 };
     // A LayerNorm of two features gives their order and nothing else: its gradients are rounding errors.

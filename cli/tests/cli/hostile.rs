@@ -49,7 +49,7 @@ fn memory_does_not_depend_on_sizes() {
     check(&large, "");
     check(
         &format!("{large} --set layers[1].n=1000"),
-        "all tensors together have 2.0e18 bytes, and planning holds 2^60; the largest is",
+        "all tensors together have 3.4e18 bytes, and planning holds 2^60; the largest is",
     );
     check(
         "--mesh 1 --set sequence=4294967296 --set 'batch=Global(4)'",
@@ -60,7 +60,7 @@ fn memory_does_not_depend_on_sizes() {
 #[test]
 fn repeating_is_bounded() {
     let folder = Folder::new("repeats", &[]);
-    let body = "Repeat(n:10000,prefix:\"b\",body:[Dropout(p:0.1)])";
+    let body = "Repeat(n:10000,prefix:\"b\",body:[Dropout(rate:0.1)])";
     let layers = format!(
         "[Embedding(vocab:8,dim:8),Repeat(n:10000,prefix:\"a\",body:[{body}]),LmHead(),CrossEntropy()]"
     );
