@@ -355,3 +355,103 @@ fn attentions_to_plan_ahead_are_listed_once() {
         .collect();
     assert_eq!(sizes, [false, true].map(|it| (it, 1, 4096, 4096, 8, 2, 128, true)));
 }
+
+/// Llama-3-8B on 8 ranks in 4 micro-batches.
+fn in_four(reduce: &str, set: &[(&str, &str)]) -> Plan {
+    let four = [("micro_batches", "4"), ("batch", "PerReplica(4)"), ("reduce_gradients", reduce)];
+    compile(&example("llama3-8b"), "8", &[&four[..], set].concat())
+}
+
+/// The sections of all collectives of one kind over one set of axes that move weights or gradients of weights.
+fn sections_of(plan: &Plan, axes: &str, kind: &str) -> Vec<PlanSection> {
+    let is_of_weight = |it: &ir::plan::Part| {
+        let (src, dst) = (&plan.buffers[it.src], &plan.buffers[it.dst]);
+        let is_weight = matches!(src.role, ir::plan::Role::Param | ir::plan::Role::State);
+        is_weight || dst.name.contains(".weight.grad")
+    };
+    let found = plan.timeline(&PlanSection::ALL).filter(|it| match it.1 {
+        Instruction::Collective { kind: of, comm, parts, .. } => {
+            let axes_of = plan.mesh.names(plan.comms[*comm]);
+            of.name() == kind && axes_of == axes && parts.iter().all(is_of_weight)
+        }
+        Instruction::Compute { .. }
+        | Instruction::Copy { .. }
+        | Instruction::Record { .. }
+        | Instruction::Wait { .. } => false,
+    });
+    found.map(|it| it.0.0).collect()
+}
+
+fn predicted(plan: &Plan) -> ir::cost::Timeline {
+    ir::cost::Timeline::predict(plan, &ir::cost::Target::builtin("h200").unwrap())
+}
+
+/// cosmos-framework#161: reductions were in the update, one by one, and overlapped nothing.
+#[test]
+fn gradients_that_are_reduced_once_are_reduced_beside_the_last_backward_pass() {
+    let (every, last) = (in_four("EveryMicroBatch", &[]), in_four("LastMicroBatch", &[]));
+    let found = sections_of(&last, "dp", "reduce_scatter");
+    // One call for each layer, one for the head and the norm in front of it; ranks have the rows of the table that
+    // they look up.
+    assert!((33..=35).contains(&found.len()), "{} calls", found.len());
+    assert!(found.iter().all(|it| *it == PlanSection::Last), "{found:?}");
+    let seconds = [&every, &last].map(|it| predicted(it).step_seconds());
+    println!("EveryMicroBatch {:.3} s, LastMicroBatch {:.3} s", seconds[0], seconds[1]);
+    // Sums in f32 are read and written by every GEMM, and sent as such, where `EveryMicroBatch` sends bf16.
+    assert!(seconds[1] < 1.03 * seconds[0], "{seconds:?}");
+    // One sum in f32 as large as each gathered weight, instead of as large as its shard.
+    let bytes = |it: &Plan| it.persistent_bytes + it.step_bytes;
+    let sums = 4 * Summary::of(&last).parameters;
+    let more = bytes(&last).saturating_sub(bytes(&every));
+    assert!(more <= sums * 7 / 8 + (1 << 30), "{more} more bytes, with sums of {sums}");
+}
+
+/// The sums of all micro-batches are reduced over replicas unit by unit, beside the last backward pass.
+#[test]
+fn replicas_are_reduced_beside_the_last_backward_pass() {
+    for reduce in ["EveryMicroBatch", "LastMicroBatch"] {
+        let set =
+            [("micro_batches", "2"), ("batch", "PerReplica(2)"), ("reduce_gradients", reduce)];
+        let plan = compile(&example("llama3-8b"), "dp_replicate=8,dp_shard=8,tp=1", &set);
+        let found = sections_of(&plan, "dp_replicate", "all_reduce");
+        assert!((1..=35).contains(&found.len()), "{reduce}: {} calls", found.len());
+        assert!(found.iter().all(|it| *it == PlanSection::Last), "{reduce}: {found:?}");
+        let exposed = predicted(&plan).exposed_seconds();
+        println!("{reduce}: {exposed:.3} s exposed");
+    }
+}
+
+#[test]
+fn weights_that_are_kept_are_gathered_once_a_step() {
+    for reduce in ["EveryMicroBatch", "LastMicroBatch"] {
+        let plan = in_four(reduce, &[("fsdp.reshard_after_forward", "false")]);
+        let found = sections_of(&plan, "dp", "all_gather");
+        // Ranks look up the rows of the table that they have.
+        assert_eq!(found, [PlanSection::First; 33], "{reduce}");
+        let again = in_four(reduce, &[]);
+        assert!(wire_gb(&Summary::of(&plan)) < wire_gb(&Summary::of(&again)));
+    }
+}
+
+/// A GEMM adds its gradient to the sum of micro-batches; the first micro-batch writes it.
+#[test]
+fn sums_of_micro_batches_are_made_by_gemms() {
+    let plan = in_four("LastMicroBatch", &[]);
+    let adds = |section: PlanSection| -> Vec<&str> {
+        let found = plan.section(section).iter().filter_map(|it| match it {
+            Instruction::Compute { op: ir::Op::Add(_), results, .. } => Some(results[0]),
+            Instruction::Compute { .. }
+            | Instruction::Collective { .. }
+            | Instruction::Copy { .. }
+            | Instruction::Record { .. }
+            | Instruction::Wait { .. } => None,
+        });
+        let large = found.filter(|it| plan.local_bytes(*it) > 1 << 20);
+        large.map(|it| &*plan.buffers[it].name).collect()
+    };
+    assert_eq!(adds(PlanSection::First), [""; 0]);
+    for section in [PlanSection::Step, PlanSection::Last] {
+        // Nothing multiplies to make this gradient.
+        assert_eq!(adds(section), ["model.embed_tokens.weight.grad.f32.acc"]);
+    }
+}

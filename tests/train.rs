@@ -214,6 +214,26 @@ fn reduction_after_the_last_micro_batch() {
     }
 }
 
+/// The first, the last and two micro-batches between them, with weights that stay for all of them, that are gathered
+/// again, and of which pieces stay.
+#[test]
+fn first_and_last_micro_batches() {
+    let four = ("micro_batches", "4");
+    for reduce in ["EveryMicroBatch", "LastMicroBatch"] {
+        for reshard in ["false", "true"] {
+            let set = [("reduce_gradients", reduce), ("fsdp.reshard_after_forward", reshard)];
+            for mesh in ["1", "2", "2x2"] {
+                check_f32(mesh, &[&set[..], &[four]].concat());
+            }
+            check_f32("2x2", &[&set[..], &[four, FULL, ("fsdp.reshard_root", "true")]].concat());
+            check_f32("2x2x2", &[&set[..], &[TWO]].concat());
+            check_bf16("2x2", &[&set[..], &[four]].concat());
+        }
+        let pieces = [("reduce_gradients", reduce), ("fsdp.reshard_after_forward", "2")];
+        check_f32("4", &[&pieces[..], &[TWO]].concat());
+    }
+}
+
 /// A loss in pieces of 10, 11 and 11 tokens.
 #[test]
 fn loss_in_chunks() {

@@ -122,9 +122,10 @@ struct Times {
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
     check_passes(&args.dump_ir_after)?;
     let target = args.target.as_deref().map(target::load).transpose()?;
-    if args.deny.contains(&Lint::TpAcrossNodes) && target.is_none() {
-        let message = "`--deny tp-across-nodes` has no nodes to look at";
-        return Err(Failure::new("PL0609", message).help("name a machine with `--target`"));
+    let of_target = [Lint::TpAcrossNodes, Lint::LateReduction];
+    if let Some(it) = of_target.iter().find(|it| args.deny.contains(it) && target.is_none()) {
+        let message = format!("`--deny {}` has no machine to look at", it.name());
+        return Err(Failure::new("PL0609", message).help("name one with `--target`"));
     }
     if args.emit.is_some() && ui.format == Format::Json {
         return Err(Failure::new("PL0609", "`--emit` prints a program, which has no JSON form")
@@ -160,6 +161,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let mut findings = lint::findings(&compiled);
     if let Some(target) = target.as_ref().filter(|_| !file.is_program()) {
         findings.extend(lint::of_target(&file.parsed(&args.model)?, &compiled.plan.mesh, target));
+        findings.extend(lint::of_reduction(&file.variant(&args.model)?, &compiled.plan, target));
     }
     // Otherwise they are part of the summary.
     if ui.message_format == Some(Format::Json) {

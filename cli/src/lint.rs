@@ -1,14 +1,16 @@
 //! What is legal in a plan and probably not meant.
 
-use ir::cost::Target;
-use ir::graph::{Move, WeightMeshLint, WeightMeshProblem};
+use ir::cost::{Target, Timeline};
+use ir::graph::{Move, Reduction, WeightMeshLint, WeightMeshProblem};
 use ir::model::Model;
 use ir::placement::{AxisSet, Mesh};
 use ir::plan::Plan;
 use ir::summary::{Repeated, Summary};
 use serde::Serialize;
 
-use crate::variants::tp_across_nodes;
+use crate::table::{bytes, seconds};
+use crate::target::Needs;
+use crate::variants::{Variant, tp_across_nodes};
 
 /// What to look for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
@@ -25,6 +27,8 @@ pub enum Lint {
     Moved,
     /// Tensor parallelism that leaves a node of `--target`.
     TpAcrossNodes,
+    /// Gradients that are reduced once a step, where `--target` is faster when they are reduced more often.
+    LateReduction,
     /// A GEMM that a recipe quantizes and that stays as it is, such as one whose blocks tensor parallelism parts.
     Unquantized,
     /// Products and attention that several ranks compute alike, if they are a tenth of a rank's FLOPs or more.
@@ -56,6 +60,7 @@ impl Lint {
             Lint::Amax => "amax",
             Lint::Moved => "moved",
             Lint::TpAcrossNodes => "tp-across-nodes",
+            Lint::LateReduction => "late-reduction",
             Lint::Unquantized => "unquantized",
             Lint::Repeated => "repeated",
         }
@@ -70,9 +75,12 @@ impl Lint {
                 let last: Vec<u32> = mesh.axes.iter().map(|it| it.size - 1).collect();
                 data.sharding.extents(&data.ty.shape, mesh, &last).contains(&0)
             }
-            Lint::Amax | Lint::Moved | Lint::TpAcrossNodes | Lint::Unquantized | Lint::Repeated => {
-                false
-            }
+            Lint::Amax
+            | Lint::Moved
+            | Lint::TpAcrossNodes
+            | Lint::LateReduction
+            | Lint::Unquantized
+            | Lint::Repeated => false,
         }
     }
 }
@@ -123,6 +131,30 @@ pub fn repeated(summary: &Summary, mesh: &Mesh) -> Vec<Finding> {
 pub fn of_target(model: &Model, mesh: &Mesh, target: &Target) -> Option<Finding> {
     let what = tp_across_nodes(model, mesh, target.ranks_per_node)?;
     Some(Finding { lint: Lint::TpAcrossNodes, tensors: Vec::new(), what })
+}
+
+/// What there is to say about when gradients are reduced, if the model asks for once a step.
+pub fn of_reduction(variant: &Variant, plan: &Plan, target: &Target) -> Option<Finding> {
+    if variant.model.reduce_gradients != Reduction::LastMicroBatch || plan.micro_batches == 1 {
+        return None;
+    }
+    let mut every = variant.clone();
+    every.model.reduce_gradients = Reduction::EveryMicroBatch;
+    let every = every.price(u64::MAX).ok()??;
+    let predicted = |it: &Plan| Timeline::predict(it, target).step_seconds();
+    let needed = |it: &Plan| Needs::of(it, Some(target)).bytes();
+    if predicted(plan) <= predicted(&every) {
+        return None;
+    }
+    let what = format!(
+        "a step with `reduce_gradients: LastMicroBatch` is predicted to take {}, and a rank needs {}; with \
+         `EveryMicroBatch` {} and {}",
+        seconds(predicted(plan)),
+        bytes(needed(plan)),
+        seconds(predicted(&every)),
+        bytes(needed(&every))
+    );
+    Some(Finding { lint: Lint::LateReduction, tensors: Vec::new(), what })
 }
 
 fn moved(moves: &[Move]) -> Finding {

@@ -60,7 +60,7 @@ pub fn page(plan: &Plan, target: &Target) -> String {
         summary: Summary::of(plan),
         memory: memory_profile(plan),
         needs: Needs::of(plan, Some(target)),
-        phases: Phases::of(plan),
+        phases: Phases::of(plan, plan.last_micro_batch()),
     };
     let mut cuts = Cuts::default();
     let section = |id, title, body| Section { id, title, body };

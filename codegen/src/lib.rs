@@ -93,12 +93,12 @@ pub fn price(mut graph: Graph, options: &Options, most: u64) -> Result<Option<Pl
     Ok(Some(plan))
 }
 
-/// Bytes that a rank keeps between steps at the least: master weights, and what optimizers keep of them in f32. Other
-/// states, such as weights to compute with, may still be fused away.
+/// Bytes that a rank keeps between steps at the least: master weights, what optimizers keep of them in f32, and sums
+/// over micro-batches. Other states, such as weights to compute with, may still be fused away.
 fn kept_bytes(graph: &Graph) -> u64 {
     let kept = graph.values.values().filter(|it| match it.def {
         Def::Param => true,
-        Def::State => it.ty.dtype == DType::F32,
+        Def::State | Def::Sum => it.ty.dtype == DType::F32,
         Def::Input | Def::Result { .. } => false,
     });
     let bytes = kept.filter_map(|it| {

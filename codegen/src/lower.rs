@@ -9,18 +9,28 @@
 //!
 //! A store that cannot be made in place is a copy at the end of its section. All instructions are
 //! queued on the compute stream, in program order: `schedule-overlap` spreads them.
+//!
+//! The forward and the backward pass become one section where a step has one micro-batch, and up to three
+//! where it has several, each with temporaries of its own:
+//!
+//! ```text
+//! first    gathers the weights that are kept; writes the sums over micro-batches
+//! step     finds the weights; adds to the sums, where a GEMM or a reduction makes what is added as part of that
+//! last     the same; then moves and reduces the sums, which the graph has in `Update`
+//! ```
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
-use ir::graph::{Def, Store};
+use ir::graph::{AfterForward, Def, Name, Store};
 use ir::ops::CollectiveKind;
-use ir::placement::AxisSet;
+use ir::placement::{AxisSet, ReduceOp};
 use ir::plan::{
     Buffer, BufferData, Comm, Instruction, Part, Plan, PlanParam, PlanSection, Role, Stream,
     StreamKind,
 };
 use ir::{Graph, Node, Op, Phase, Section, Value};
+use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 /// Lowers a graph in phase `Local`.
@@ -32,32 +42,168 @@ pub fn lower(graph: &Graph) -> Plan {
     let order = order(graph);
     let uses = Uses::of(graph, &order);
     let homes = Homes::of(graph, &uses);
+    let stages = Stages::of(graph, &order, &uses, &homes);
+    let names = graph.values.values().map(|it| it.name.clone()).collect();
     let mut lowering = Lowering {
         graph,
         uses: &uses,
         homes: &homes,
+        stages: &stages,
         buffer_of: SecondaryMap::new(),
         compute: Stream::new(0),
         comms: BTreeMap::new(),
+        pass: Pass::ONCE,
+        names,
         plan: empty_plan(graph),
     };
     lowering.leaves();
-    let mut at = 0;
-    for section in SECTIONS {
-        while let Some(&node) = order.get(at).filter(|&&it| graph.nodes[it].section == section) {
-            lowering.node(node);
-            at += 1;
+    let of = |section: Section| order.iter().filter(move |&&it| graph.nodes[it].section == section);
+    lowering.pass.section = PlanSection::Prepare;
+    of(Section::Prepare).for_each(|&it| lowering.node(it));
+    lowering.copies(Section::Prepare);
+    for &pass in passes(graph) {
+        lowering.pass = pass;
+        for section in [Section::Forward, Section::Backward] {
+            of(section).for_each(|&it| lowering.node(it));
+            lowering.copies(section);
         }
-        lowering.copies(section);
+        if pass.last {
+            of(Section::Update).filter(|&&it| stages.reduces[it]).for_each(|&it| lowering.node(it));
+        }
     }
-    assert_eq!(at, order.len(), "sections are contiguous and in order");
+    lowering.pass = Pass { section: PlanSection::Update, ..Pass::ONCE };
+    of(Section::Update).filter(|&&it| !stages.reduces[it]).for_each(|&it| lowering.node(it));
+    lowering.copies(Section::Update);
     lowering.finish()
 }
 
-/// The sections of a graph, in running order.
-const SECTIONS: [Section; 4] =
-    [Section::Prepare, Section::Forward, Section::Backward, Section::Update];
+/// A section that is made of nodes.
+#[derive(Debug, Clone, Copy)]
+struct Pass {
+    section: PlanSection,
+    /// No micro-batch is before it.
+    first: bool,
+    /// None is behind it.
+    last: bool,
+    /// Tells its temporaries from those of the last micro-batch.
+    suffix: &'static str,
+}
 
+impl Pass {
+    const ONCE: Pass = Pass { section: PlanSection::Step, first: true, last: true, suffix: "" };
+    const FIRST: Pass =
+        Pass { section: PlanSection::First, first: true, last: false, suffix: ".first" };
+    const BETWEEN: Pass =
+        Pass { section: PlanSection::Step, first: false, last: false, suffix: ".step" };
+    const LAST: Pass = Pass { section: PlanSection::Last, first: false, last: true, suffix: "" };
+}
+
+/// The sections that the forward and the backward pass become.
+fn passes(graph: &Graph) -> &'static [Pass] {
+    match graph.micro_batches {
+        0 | 1 => &[Pass::ONCE],
+        2 => &[Pass::FIRST, Pass::LAST],
+        _ => &[Pass::FIRST, Pass::BETWEEN, Pass::LAST],
+    }
+}
+
+/// What runs elsewhere than the graph has it, and what outlives its section.
+struct Stages {
+    /// Nodes of `Update` that only move and reduce sums over micro-batches: the end of the last one.
+    reduces: SecondaryMap<Node, bool>,
+    /// Nodes that gather weights for all micro-batches of a step, where no unit drops its weights.
+    gathers: SecondaryMap<Node, bool>,
+    /// Values that are read or stored after the section that makes them.
+    outlives: SecondaryMap<Value, bool>,
+    /// The sum over micro-batches to which a value is added, where nothing else reads that value.
+    added_to: SecondaryMap<Value, Option<Value>>,
+}
+
+impl Stages {
+    fn of(graph: &Graph, order: &[Node], uses: &Uses, homes: &Homes) -> Stages {
+        let mut res = Stages {
+            reduces: SecondaryMap::new(),
+            gathers: SecondaryMap::new(),
+            outlives: SecondaryMap::new(),
+            added_to: added_to(graph, order, uses, homes),
+        };
+        let mut scopes = graph.scopes.values();
+        let keeps = scopes.all(|it| it.after_forward == AfterForward::Keep);
+        let keeps = keeps && graph.micro_batches > 1;
+        for &node in order {
+            let data = &graph.nodes[node];
+            let Op::Collective(op) = &data.op else { continue };
+            let is_sum = |&it: &Value| match graph.values[it].def {
+                Def::Sum => true,
+                Def::Input | Def::Param | Def::State => false,
+                Def::Result { node, .. } => res.reduces[node],
+            };
+            let is_weight = |&it: &Value| match graph.values[it].def {
+                Def::Param | Def::State => uses.written[it]
+                    .iter()
+                    .all(|it| matches!(it, Section::Prepare | Section::Update)),
+                Def::Input | Def::Sum => false,
+                Def::Result { node, .. } => res.gathers[node],
+            };
+            match data.section {
+                Section::Update => res.reduces[node] = data.inputs.iter().all(is_sum),
+                Section::Forward if keeps => {
+                    let moves = op.kind.reduce().is_none();
+                    res.gathers[node] = moves && data.inputs.iter().all(is_weight);
+                }
+                Section::Prepare | Section::Forward | Section::Backward => {}
+            }
+        }
+        for &node in order {
+            for &input in &graph.nodes[node].inputs {
+                let Some(maker) = graph.producer(input) else { continue };
+                res.outlives[input] |= res.stage(graph, maker) < res.stage(graph, node)
+                    || res.gathers[maker] && !res.gathers[node];
+            }
+        }
+        for store in &graph.stores {
+            let Some(maker) = graph.producer(store.value) else { continue };
+            let section = plan_section(store.section);
+            res.outlives[store.value] |= res.stage(graph, maker) < section;
+        }
+        res
+    }
+
+    /// When a node runs, all micro-batches being one.
+    fn stage(&self, graph: &Graph, node: Node) -> PlanSection {
+        match self.reduces[node] {
+            true => PlanSection::Step,
+            false => plan_section(graph.nodes[node].section),
+        }
+    }
+}
+
+/// See [`Stages::added_to`].
+fn added_to(
+    graph: &Graph,
+    order: &[Node],
+    uses: &Uses,
+    homes: &Homes,
+) -> SecondaryMap<Value, Option<Value>> {
+    let mut n_reads: SecondaryMap<Value, u32> = SecondaryMap::new();
+    order.iter().flat_map(|&it| &graph.nodes[it].inputs).for_each(|&it| n_reads[it] += 1);
+    let mut res = SecondaryMap::new();
+    for &node in order {
+        let data = &graph.nodes[node];
+        let (Op::Add(_), &[sum, value]) = (&data.op, &data.inputs[..]) else { continue };
+        let alone = n_reads[value] == 1 && uses.stored[value].is_empty() && !uses.result[value];
+        let alike =
+            graph.ty(sum) == graph.ty(value) && graph.sharding(sum) == graph.sharding(value);
+        let of_pass = graph.section(value) != Section::Prepare;
+        let in_place = homes.of[data.results[0]] == Some(sum);
+        if graph.values[sum].def == Def::Sum && in_place && alone && alike && of_pass {
+            res[value] = Some(sum);
+        }
+    }
+    res
+}
+
+/// When a section runs, all micro-batches being one.
 fn plan_section(section: Section) -> PlanSection {
     match section {
         Section::Prepare => PlanSection::Prepare,
@@ -192,7 +338,7 @@ impl Homes {
     /// The state whose buffer `value` is in, if it is in one.
     fn state(&self, graph: &Graph, value: Value) -> Option<Value> {
         match graph.values[value].def {
-            Def::Param | Def::State => Some(value),
+            Def::Param | Def::State | Def::Sum => Some(value),
             Def::Input => None,
             Def::Result { .. } => self.of[value],
         }
@@ -235,11 +381,16 @@ struct Lowering<'a> {
     graph: &'a Graph,
     uses: &'a Uses,
     homes: &'a Homes,
+    stages: &'a Stages,
     buffer_of: SecondaryMap<Value, Option<Buffer>>,
     /// What everything is queued on.
     compute: Stream,
     /// By axes, and whether weights are gathered.
     comms: BTreeMap<(AxisSet, bool), Comm>,
+    /// What is being made.
+    pass: Pass,
+    /// Of values, and of what has been made of them.
+    names: FxHashSet<Name>,
     plan: Plan,
 }
 
@@ -249,18 +400,18 @@ impl Lowering<'_> {
         for (value, data) in &self.graph.values {
             let role = match data.def {
                 Def::Param => Role::Param,
-                Def::State if self.uses.is_dead(value) => continue,
+                Def::State | Def::Sum if self.uses.is_dead(value) => continue,
                 Def::State => Role::State,
+                Def::Sum => Role::Carried,
                 Def::Input => Role::Input,
                 Def::Result { .. } => continue,
             };
-            self.make(value, role);
+            self.make(value, data.name.clone(), role);
         }
     }
 
-    fn make(&mut self, value: Value, role: Role) -> Buffer {
-        let data = &self.graph.values[value];
-        let (name, ty) = (data.name.clone(), data.ty.clone());
+    fn make(&mut self, value: Value, name: Name, role: Role) -> Buffer {
+        let ty = self.graph.ty(value).clone();
         let sharding = self.graph.sharding(value).clone();
         let buffer = self.plan.buffers.push(BufferData { name, ty, sharding, role, offset: None });
         self.buffer_of[value] = Some(buffer);
@@ -274,43 +425,93 @@ impl Lowering<'_> {
     }
 
     fn node(&mut self, node: Node) {
-        let data = &self.graph.nodes[node];
-        let args = data.inputs.iter().map(|&it| self.buffer(it)).collect();
+        let graph = self.graph;
+        let data = &graph.nodes[node];
+        if self.stages.gathers[node] && !self.pass.first {
+            return;
+        }
+        let (mut op, mut inputs) = (data.op.clone(), data.inputs.clone());
+        let sum = inputs.iter().position(|&it| graph.values[it].def == Def::Sum);
+        if let (Op::Add(_), Some(&one)) = (&op, inputs.get(1))
+            && self.made_onto(one).is_some()
+        {
+            self.buffer_of[data.results[0]] = self.buffer_of[one];
+            return;
+        }
+        if let Some((operand, less)) = sum.and_then(|it| Some((it, op.without(it)?)))
+            && self.pass.first
+            && data.section == Section::Backward
+        {
+            (op, _) = (less, inputs.remove(operand));
+        }
         for &result in &data.results {
-            match self.homes.of[result] {
+            match self.homes.of[result].or(self.made_onto(result)) {
                 Some(state) => self.buffer_of[result] = Some(self.buffer(state)),
-                None => _ = self.make(result, self.role(result, data.section)),
+                None => self.result(result),
             }
         }
+        let args = inputs.iter().map(|&it| self.buffer(it));
         let results = data.results.iter().map(|&it| self.buffer(it));
-        let instruction = match &data.op {
+        let instruction = match op {
             Op::Collective(it) => {
-                let inputs = data.inputs.iter().map(|&it| self.buffer(it));
-                let parts = inputs.zip(results).map(|(src, dst)| Part { src, dst }).collect();
+                let adds = data
+                    .results
+                    .iter()
+                    .map(|&result| !self.pass.first && self.made_onto(result).is_some());
+                let parts = args.zip(results).zip(adds);
+                let parts = parts.map(|((src, dst), adds)| Part { src, dst, adds }).collect();
                 let comm = self.comm(it.axes, self.gathers_weights(node));
                 Instruction::Collective { kind: it.kind, comm, parts, stream: self.compute }
             }
-            op => Instruction::Compute {
-                op: op.clone(),
-                args,
-                results: results.collect(),
-                stream: self.compute,
-            },
+            op => {
+                let (args, results) = (args.collect(), results.collect());
+                Instruction::Compute { op, args, results, stream: self.compute }
+            }
         };
-        self.push(data.section, instruction);
+        self.push(instruction);
     }
 
-    /// What a value that no state holds is for. What `prepare` leaves is there for all steps.
-    fn role(&self, value: Value, section: Section) -> Role {
-        let section = plan_section(section);
-        let later = |it: Section| plan_section(it) > section;
-        let read = SECTIONS.iter().any(|&it| later(it) && self.uses.last_in(value, it).is_some());
-        let stored = self.uses.stored[value].iter().any(|&it| later(it));
-        match (read || stored || self.uses.result[value], section) {
-            (false, _) => Role::Temp,
-            (true, PlanSection::Prepare) => Role::State,
-            (true, PlanSection::Step | PlanSection::Update) => Role::Carried,
+    /// The sum that a value is made in: the first micro-batch writes it, and reductions add to it.
+    fn made_onto(&self, value: Value) -> Option<Value> {
+        let sum = self.stages.added_to[value]?;
+        let maker = self.graph.producer(value)?;
+        let reduces = match &self.graph.nodes[maker].op {
+            Op::Collective(it) => !it.kind.is_local() && it.kind.reduce() == Some(ReduceOp::Sum),
+            // What multiplies adds to a sum itself.
+            _ => false,
+        };
+        (self.pass.first || reduces).then_some(sum)
+    }
+
+    /// Makes a buffer for what no state holds. What `prepare` leaves is there for all steps.
+    fn result(&mut self, value: Value) {
+        let graph = self.graph;
+        let maker = graph.producer(value).expect("a node makes it");
+        let lasting = match self.pass.section {
+            PlanSection::Prepare => Role::State,
+            PlanSection::First | PlanSection::Step | PlanSection::Last | PlanSection::Update => {
+                Role::Carried
+            }
+        };
+        // What is of one micro-batch alone is that of the last.
+        let ends = self.pass.last || self.stages.gathers[maker];
+        let outlives = ends && (self.stages.outlives[value] || self.uses.result[value]);
+        let (name, suffix) = (&graph.values[value].name, self.pass.suffix);
+        let name = match outlives {
+            true => name.clone(),
+            false => self.unique(format!("{name}{suffix}")),
+        };
+        self.make(value, name, if outlives { lasting } else { Role::Temp });
+    }
+
+    /// A name that nothing else has: this one, if no other pass made it of a value of that name.
+    fn unique(&mut self, mut name: Name) -> Name {
+        if !self.pass.suffix.is_empty() {
+            while !self.names.insert(name.clone()) {
+                name.push('_');
+            }
         }
+        name
     }
 
     /// Weights are gathered on a communicator of their own, so that a gather does not wait for the
@@ -354,22 +555,23 @@ impl Lowering<'_> {
         }
         for (store, src) in pending.iter().zip(sources) {
             let dst = self.buffer(store.state);
-            self.push(section, Instruction::Copy { src, dst, stream: self.compute });
+            self.push(Instruction::Copy { src, dst, stream: self.compute });
         }
     }
 
     /// A copy of a state as it was before the stores of `section`.
     fn keep(&mut self, src: Buffer, section: Section) -> Buffer {
         let mut data = self.plan.buffers[src].clone();
-        data.name = format!("{}.before_{}", data.name, format!("{section:?}").to_lowercase());
+        let (section, suffix) = (format!("{section:?}").to_lowercase(), self.pass.suffix);
+        data.name = self.unique(format!("{}.before_{section}{suffix}", data.name));
         data.role = Role::Temp;
         let dst = self.plan.buffers.push(data);
-        self.push(section, Instruction::Copy { src, dst, stream: self.compute });
+        self.push(Instruction::Copy { src, dst, stream: self.compute });
         dst
     }
 
-    fn push(&mut self, section: Section, instruction: Instruction) {
-        self.plan.sections[plan_section(section) as usize].push(instruction);
+    fn push(&mut self, instruction: Instruction) {
+        self.plan.sections[self.pass.section as usize].push(instruction);
     }
 
     fn finish(mut self) -> Plan {

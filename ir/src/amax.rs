@@ -104,7 +104,7 @@ pub enum Reason {
     },
 }
 
-/// All GEMMs on codes, in program order.
+/// All GEMMs on codes, in program order: those of one micro-batch, and what there is beside.
 pub fn scaled_gemms(plan: &Plan) -> Vec<ScaledGemm> {
     let makers = Makers::of(plan);
     let compute = |it: &Instruction| match it {
@@ -114,7 +114,8 @@ pub fn scaled_gemms(plan: &Plan) -> Vec<ScaledGemm> {
         | Instruction::Record { .. }
         | Instruction::Wait { .. } => None,
     };
-    plan.timeline(&PlanSection::ALL).filter_map(|it| compute(it.1)).collect()
+    let once = [PlanSection::Prepare, plan.last_micro_batch(), PlanSection::Update];
+    plan.timeline(&once).filter_map(|it| compute(it.1)).collect()
 }
 
 /// The instruction that first makes what is in a buffer, and which of its results that is.

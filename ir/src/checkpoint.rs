@@ -329,9 +329,8 @@ fn not_saved(plan: &Plan) -> FxHashSet<Buffer> {
                 Instruction::Compute { op: Op::ZerosLike(_), .. } => true,
                 Instruction::Compute { op: Op::Fill(it), .. } => it.value.0 == 0.0,
                 // Zeros are zeros wherever they are moved, and however they are reduced.
-                Instruction::Collective { .. } | Instruction::Copy { .. } => {
-                    res.contains(&reads[i])
-                }
+                Instruction::Collective { parts, .. } => res.contains(&reads[i]) && !parts[i].adds,
+                Instruction::Copy { .. } => res.contains(&reads[i]),
                 Instruction::Compute { .. }
                 | Instruction::Record { .. }
                 | Instruction::Wait { .. } => false,

@@ -21,7 +21,7 @@ mod tests;
 use cranelift_entity::EntityRef;
 use serde::Serialize;
 
-use crate::plan::{Instruction, Plan, PlanSection, Stream, StreamKind};
+use crate::plan::{BySection, Instruction, Plan, PlanSection, Stream, StreamKind};
 use crate::summary::Summary;
 use compute::Ops;
 use link::Links;
@@ -37,10 +37,10 @@ pub struct Timeline {
     pub spans: Vec<Span>,
     /// When the compute stream waits for communication, in the same order.
     pub exposed: Vec<Exposed>,
-    /// How often `step` runs before `update`.
-    pub micro_batches: u32,
+    /// How often each section runs in a step; see [`Plan::runs`].
+    pub runs: BySection<u32>,
     /// Seconds from the start of each section until all its instructions are done.
-    seconds: [f64; 3],
+    seconds: BySection<f64>,
 }
 
 /// One instruction. Times are seconds from the start of its section; waits and records take none.
@@ -103,8 +103,8 @@ impl Timeline {
         let mut res = Timeline {
             spans: Vec::new(),
             exposed: Vec::new(),
-            micro_batches: plan.micro_batches,
-            seconds: [0.0; 3],
+            runs: PlanSection::ALL.map(|it| plan.runs(it)),
+            seconds: Default::default(),
         };
         let (links, mut ops) = (Links::new(plan, target), Ops::new(plan, target));
         for section in PlanSection::ALL {
@@ -126,7 +126,7 @@ impl Timeline {
         self.seconds[section as usize]
     }
 
-    /// Seconds of a step: `micro_batches` times `step`, then `update`.
+    /// Seconds of a step: of each section, as often as it runs.
     pub fn step_seconds(&self) -> f64 {
         self.of_step(|section| self.section_seconds(section))
     }
@@ -171,7 +171,10 @@ impl Timeline {
     }
 
     fn of_step(&self, of: impl Fn(PlanSection) -> f64) -> f64 {
-        f64::from(self.micro_batches) * of(PlanSection::Step) + of(PlanSection::Update)
+        PlanSection::ALL
+            .into_iter()
+            .map(|section| f64::from(self.runs[section as usize]) * of(section))
+            .sum()
     }
 }
 

@@ -235,8 +235,11 @@ pub enum Def {
     Input,
     /// A master weight.
     Param,
-    /// Anything else that survives a step: moments, accumulators, compute weights. Starts as zeros.
+    /// Anything else that survives a step: moments, histories, compute weights. Starts as zeros.
     State,
+    /// What the backward passes of a step add up: zero before the first of them. One node of `Backward` adds to
+    /// it, which is stored there; besides, `Update` reads it.
+    Sum,
     /// Result `index` of `node`.
     Result {
         /// The node.
@@ -395,7 +398,7 @@ impl Init {
 /// `state` holds `value` from the end of `value`'s section on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Store {
-    /// A `State` or `Param` value.
+    /// A `State`, `Sum` or `Param` value.
     pub state: Value,
     /// Its next content.
     pub value: Value,
@@ -452,7 +455,7 @@ impl Graph {
     pub fn producer(&self, value: Value) -> Option<Node> {
         match self.values[value].def {
             Def::Result { node, .. } => Some(node),
-            Def::Input | Def::Param | Def::State => None,
+            Def::Input | Def::Param | Def::State | Def::Sum => None,
         }
     }
 

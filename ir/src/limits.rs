@@ -37,11 +37,8 @@ impl Plan {
     /// Operations and bytes of collectives that are more than the sums over a step hold.
     fn too_much_work(&self) -> Option<String> {
         let (mut flops, mut sent) = (0_u128, 0_u128);
-        for section in [PlanSection::Step, PlanSection::Update] {
-            let times = match section {
-                PlanSection::Step => self.micro_batches.into(),
-                PlanSection::Prepare | PlanSection::Update => 1,
-            };
+        for section in PlanSection::ALL {
+            let times = u128::from(self.runs(section));
             for instruction in self.section(section) {
                 let (all, work, what) = match instruction {
                     Instruction::Compute { op, args, results, .. } => {

@@ -56,7 +56,7 @@ pub struct Program {
     pub name: Name,
     /// The user's mesh.
     pub mesh: Vec<(Name, u32)>,
-    /// How often `step` runs before `update`.
+    /// How many micro-batches run before `update`.
     pub micro_batches: u32,
     /// Data, schedule of the learning rate, seed.
     pub run: Run,
@@ -316,7 +316,9 @@ fn does(plan: &Plan, instruction: &Instruction) -> Option<Does> {
         }
         Instruction::Copy { .. } => Does::Move { how: "copy".to_string(), over: String::new() },
         Instruction::Collective { kind, comm, parts, .. } => {
-            let (how, over) = (kind.name().to_string(), over(&plan.mesh, plan.comms[*comm]));
+            let onto = if parts.iter().any(|it| it.adds) { " onto a sum" } else { "" };
+            let how = format!("{}{onto}", kind.name());
+            let over = over(&plan.mesh, plan.comms[*comm]);
             match kind {
                 CollectiveKind::AllReduce(with) | CollectiveKind::ReduceScatter(with) => {
                     let dtype =

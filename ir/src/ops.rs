@@ -173,6 +173,10 @@ macro_rules! define_ops {
             pub fn in_place(&self) -> &'static [(usize, usize)] {
                 match self { $(Op::$ty(it) => it.in_place(),)* }
             }
+            /// [`OpDef::without`].
+            pub fn without(&self, operand: usize) -> Option<Op> {
+                match self { $(Op::$ty(it) => it.without(operand),)* }
+            }
             /// [`OpDef::localize`].
             pub fn localize(&self, results: &[&[u64]]) -> Option<Op> {
                 match self { $(Op::$ty(it) => it.localize(results),)* }
@@ -306,6 +310,12 @@ pub trait OpDef: Sized + Into<Op> {
     /// `(result, operand)` pairs that may share one buffer.
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[]
+    }
+
+    /// The op that makes its one result of all operands but this one, which this op only adds to that; none
+    /// if it does more with it.
+    fn without(&self, _operand: usize) -> Option<Op> {
+        None
     }
 
     /// The op that one rank runs, where attributes mention sizes of results: these are the local

@@ -4,9 +4,20 @@
 //! its global type and its sharding, so that local shapes, bounds, checkpoint boxes and proofs are
 //! derived from the plan alone. `runtime::bind` applies one mesh coordinate to it.
 //!
-//! Three sections, each an instruction list in issue order: `prepare` (after init or load), `step`
-//! (forward and backward of one micro-batch, run [`Plan::micro_batches`] times) and `update` (once a
-//! step). No event crosses a section: a section starts when the one before is done on all streams.
+//! A section is an instruction list in issue order. No event crosses a section: a section starts when
+//! the one before is done on all streams. A step runs them so:
+//!
+//! ```text
+//! prepare    after init or load
+//! first      forward and backward pass of the first micro-batch
+//! step       of each micro-batch in between
+//! last       of the last micro-batch
+//! update     once a step
+//! ```
+//!
+//! Where `first` or `last` is empty, `step` runs in its stead: a step of one micro-batch has `step` and
+//! `update` only. With several, `first` gathers the weights that the others find, and writes the sums to
+//! which the others add; `last` reduces those sums beside its backward pass.
 
 mod clocks;
 mod profile;
@@ -60,7 +71,7 @@ pub struct Plan {
     pub mesh: Mesh,
     /// `Lowered`, `Scheduled` or `Planned`.
     pub phase: Phase,
-    /// How often `step` runs before `update`.
+    /// How many micro-batches run before `update`; see [`Plan::micro_batch`].
     pub micro_batches: u32,
     /// Communicators.
     pub comms: PrimaryMap<Comm, AxisSet>,
@@ -70,11 +81,11 @@ pub struct Plan {
     pub events: u32,
     /// All buffers.
     pub buffers: PrimaryMap<Buffer, BufferData>,
-    /// Instructions of `prepare`, `step` and `update`.
-    pub sections: [Vec<Instruction>; 3],
+    /// Instructions, by [`PlanSection`].
+    pub sections: BySection<Vec<Instruction>>,
     /// Bytes of the arena of what survives a step.
     pub persistent_bytes: u64,
-    /// Bytes of the arena of temporaries, and of what `step` leaves for `update`.
+    /// Bytes of the arena of temporaries, and of what a section leaves for later ones of the same step.
     pub step_bytes: u64,
     /// The model's parameters, for init, weights and checkpoints.
     pub params: Vec<PlanParam>,
@@ -90,26 +101,59 @@ pub struct Plan {
 pub enum PlanSection {
     /// Compute weights from master weights.
     Prepare,
+    /// The first of several micro-batches.
+    First,
     /// One micro-batch.
     Step,
+    /// The last of several micro-batches.
+    Last,
     /// Once a step.
     Update,
 }
 
+/// One value for each section, by `section as usize`.
+pub type BySection<T> = [T; PlanSection::ALL.len()];
+
 impl PlanSection {
     /// In running order.
-    pub const ALL: [PlanSection; 3] =
-        [PlanSection::Prepare, PlanSection::Step, PlanSection::Update];
+    pub const ALL: [PlanSection; 5] = [
+        PlanSection::Prepare,
+        PlanSection::First,
+        PlanSection::Step,
+        PlanSection::Last,
+        PlanSection::Update,
+    ];
+
+    /// Those that run micro-batches, in running order.
+    pub const MICRO_BATCHES: [PlanSection; 3] =
+        [PlanSection::First, PlanSection::Step, PlanSection::Last];
 
     /// Sections between which the arena of a step keeps what is carried, in running order.
-    pub const TIMELINES: [&[PlanSection]; 2] =
-        [&[PlanSection::Prepare], &[PlanSection::Step, PlanSection::Update]];
+    pub const TIMELINES: [&[PlanSection]; 2] = [
+        &[PlanSection::Prepare],
+        &[PlanSection::First, PlanSection::Step, PlanSection::Last, PlanSection::Update],
+    ];
+
+    /// How often it runs in a step of so many micro-batches, where `has` says which sections are not empty.
+    pub fn runs(self, micro_batches: u32, has: impl Fn(PlanSection) -> bool) -> u32 {
+        let first = u32::from(has(PlanSection::First)).min(micro_batches);
+        let last = u32::from(has(PlanSection::Last)).min(micro_batches - first);
+        match self {
+            PlanSection::Prepare => 0,
+            PlanSection::First => first,
+            PlanSection::Step => micro_batches - first - last,
+            PlanSection::Last => last,
+            PlanSection::Update => 1,
+        }
+    }
 
     /// The spelling in text IR.
     pub fn name(self) -> &'static str {
         match self {
             PlanSection::Prepare => "prepare",
+            PlanSection::First => "first",
             PlanSection::Step => "step",
+            PlanSection::Last => "last",
             PlanSection::Update => "update",
         }
     }
@@ -165,7 +209,8 @@ pub enum Role {
     State,
     /// Written by the runtime.
     Input,
-    /// Made in `step` for `update`, or in either for the runtime: there until the step is over.
+    /// Made by a micro-batch for later ones or for `update`, or in any section for the runtime: there until the
+    /// step is over.
     Carried,
     /// Lives within one section.
     Temp,
@@ -261,6 +306,8 @@ pub struct Part {
     pub src: Buffer,
     /// Destination.
     pub dst: Buffer,
+    /// Whether the destination keeps what it holds, and what arrives is added to that.
+    pub adds: bool,
 }
 
 /// A parameter as the runtime sees it.
@@ -297,11 +344,14 @@ impl Instruction {
         }
     }
 
-    /// Buffers it reads.
+    /// Buffers it reads; a collective reads the sources of all parts, in order, and then the sums that it adds to.
     pub fn reads(&self) -> Buffers {
         match self {
             Instruction::Compute { args, .. } => args.clone(),
-            Instruction::Collective { parts, .. } => parts.iter().map(|it| it.src).collect(),
+            Instruction::Collective { parts, .. } => {
+                let sums = parts.iter().filter(|it| it.adds).map(|it| it.dst);
+                parts.iter().map(|it| it.src).chain(sums).collect()
+            }
             Instruction::Copy { src, .. } => Buffers::from_slice(&[*src]),
             Instruction::Record { .. } | Instruction::Wait { .. } => Buffers::new(),
         }
@@ -339,6 +389,28 @@ impl Plan {
     /// Instructions of a section.
     pub fn section(&self, section: PlanSection) -> &[Instruction] {
         &self.sections[section as usize]
+    }
+
+    /// The section that runs micro-batch `index` of a step, counted from 0.
+    pub fn micro_batch(&self, index: u32) -> PlanSection {
+        let has = |section| !self.section(section).is_empty();
+        if index == 0 && has(PlanSection::First) {
+            PlanSection::First
+        } else if index + 1 >= self.micro_batches && has(PlanSection::Last) {
+            PlanSection::Last
+        } else {
+            PlanSection::Step
+        }
+    }
+
+    /// The section that runs the last micro-batch of a step.
+    pub fn last_micro_batch(&self) -> PlanSection {
+        self.micro_batch(self.micro_batches.saturating_sub(1))
+    }
+
+    /// How often a section runs in a step.
+    pub fn runs(&self, section: PlanSection) -> u32 {
+        section.runs(self.micro_batches, |it| !self.section(it).is_empty())
     }
 
     /// Largest local shape of a buffer over all ranks: what is allocated.

@@ -72,8 +72,8 @@ impl Summary {
     pub fn of(plan: &Plan) -> Summary {
         let mut flops = 0_u64;
         let mut totals: BTreeMap<(AxisSet, CollectiveKind), [u64; 3]> = BTreeMap::new();
-        for section in [PlanSection::Step, PlanSection::Update] {
-            let times = work::times(plan, section);
+        for section in PlanSection::ALL {
+            let times = u64::from(plan.runs(section));
             for instruction in plan.section(section) {
                 match instruction {
                     Instruction::Compute { op, args, results, .. } => {

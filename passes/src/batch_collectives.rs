@@ -172,7 +172,7 @@ fn local_bytes(graph: &Graph, value: Value) -> u64 {
 }
 
 /// Values on the way from the backward pass to a parameter's gradient: collectives, casts and
-/// accumulation, which nothing else reads.
+/// accumulation, which nothing else reads; and what `Update` makes of sums over micro-batches.
 fn gradients(graph: &Graph) -> SecondaryMap<Value, bool> {
     let mut res: SecondaryMap<Value, bool> = SecondaryMap::new();
     for param in &graph.params {
@@ -186,8 +186,9 @@ fn gradients(graph: &Graph) -> SecondaryMap<Value, bool> {
     for &node in graph.order.iter().rev() {
         let data = &graph.nodes[node];
         let passes_on = matches!(data.op, Op::Collective(_) | Op::Cast(_) | Op::Add(_));
-        if passes_on && data.section == Section::Backward && data.results.iter().all(|&it| res[it])
-        {
+        let from_sums = data.section == Section::Update && matches!(data.op, Op::Collective(_));
+        let passes_on = passes_on && (data.section == Section::Backward || from_sums);
+        if passes_on && data.results.iter().all(|&it| res[it]) {
             for &input in &data.inputs {
                 let collective = graph.producer(input).map(|it| &graph.nodes[it].op);
                 // The sum of several uses is not a gradient's last step, so it is not delayed.

@@ -2,8 +2,9 @@
 //!
 //! What survives a step gets bytes of its own, in order. Temporaries of all sections share one
 //! arena: a walk in issue order takes the smallest hole that fits at a buffer's first use and gives it
-//! back after its last. `step` and `update` are one walk, and what one leaves for the other is there to
-//! the end, so gradients take the place of activations. A result takes over the bytes of an operand that
+//! back after its last. The sections of a step are one walk, and what one leaves for others is there to
+//! the end, so gradients take the place of activations. What several micro-batches share is placed below all
+//! else, and is there from the start: each of them finds it where it is. A result takes over the bytes of an operand that
 //! dies where the op allows it
 //! ([`ir::ops::OpDef::in_place`]). Streams run concurrently, so a hole carries the clock of its last tenants'
 //! uses, and only an instruction that is ordered after all of them may have it.
@@ -13,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cranelift_entity::{EntityRef, SecondaryMap};
 use ir::Phase;
 use ir::plan::{
-    ALIGN, Arena, Buffer, Clock, Clocks, Instruction, Plan, PlanSection, Stream, covers, join,
+    ALIGN, Arena, Buffer, Clock, Clocks, Instruction, Plan, PlanSection, Role, Stream, covers, join,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -77,6 +78,11 @@ fn pack(
     last_touch.resize(plan.buffers.len());
     let mut arena = Holes::default();
     let mut res = Vec::new();
+    let mut placed: SecondaryMap<Buffer, bool> = SecondaryMap::new();
+    for buffer in shared(plan, sections) {
+        res.push((buffer, arena.take(bytes[buffer], clocks.of(Stream::new(0)))));
+        placed[buffer] = true;
+    }
     for (index, (at, instruction)) in plan.timeline(sections).enumerate() {
         let stream = instruction.stream();
         if at.1 == 0 {
@@ -108,7 +114,7 @@ fn pack(
         let now = clocks.of(stream).clone();
         let mut taken: SmallVec<[Buffer; 2]> = SmallVec::new();
         for &buffer in &touched {
-            if spans[buffer].is_some_and(|it| it.0 == index) {
+            if spans[buffer].is_some_and(|it| it.0 == index) && !placed[buffer] {
                 let dies = |it: Buffer| {
                     spans[it].is_some_and(|it| it.1 == index)
                         && !taken.contains(&it)
@@ -136,6 +142,22 @@ fn pack(
         }
     }
     (res, arena.end)
+}
+
+/// What more than one micro-batch touches, in order.
+fn shared(plan: &Plan, sections: &[PlanSection]) -> Vec<Buffer> {
+    let mut first: SecondaryMap<Buffer, Option<PlanSection>> = SecondaryMap::new();
+    let mut shared: SecondaryMap<Buffer, bool> = SecondaryMap::new();
+    for ((section, _), instruction) in plan.timeline(sections) {
+        if !PlanSection::MICRO_BATCHES.contains(&section) {
+            continue;
+        }
+        for buffer in instruction.reads().into_iter().chain(instruction.writes()) {
+            shared[buffer] |= *first[buffer].get_or_insert(section) != section;
+        }
+    }
+    let carried = plan.buffers.iter().filter(|it| it.1.role == Role::Carried);
+    carried.map(|it| it.0).filter(|&it| shared[it]).collect()
 }
 
 /// An operand that `dies` and in whose bytes the op may make `result`.

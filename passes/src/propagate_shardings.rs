@@ -252,7 +252,7 @@ fn settle_leaves(graph: &mut Graph) {
 
 fn is_leaf(def: Def) -> bool {
     match def {
-        Def::Input | Def::Param | Def::State => true,
+        Def::Input | Def::Param | Def::State | Def::Sum => true,
         Def::Result { .. } => false,
     }
 }

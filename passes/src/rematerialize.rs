@@ -84,7 +84,7 @@ fn again(graph: &Graph) -> SecondaryMap<Node, bool> {
         let scope = &graph.scopes[data.scope];
         let is_weight = |value: Value| match graph.values[value].def {
             Def::Param | Def::State => true,
-            Def::Input => false,
+            Def::Input | Def::Sum => false,
             Def::Result { .. } => gathered[value],
         };
         let gather =

@@ -176,8 +176,12 @@ enum Side {
 impl ScheduleOverlap {
     /// The order in which instructions are issued.
     fn order(&self, instructions: &[Instruction], dependencies: &Dependencies) -> Vec<NodeIndex> {
-        let mut keys = self.collective_keys(instructions, dependencies);
-        self.place_stores(instructions, dependencies, &mut keys);
+        let mut keys: Vec<Key> =
+            (0..instructions.len() as u32).map(|it| (it, Side::At, it)).collect();
+        self.collective_keys(instructions, dependencies, &mut keys);
+        if self.place_stores(instructions, dependencies, &mut keys) {
+            self.collective_keys(instructions, dependencies, &mut keys);
+        }
         let n_before = |node| dependencies.edges_directed(node, Direction::Incoming).count();
         let mut missing: Vec<usize> = dependencies.node_indices().map(n_before).collect();
         let ready = dependencies.node_indices().filter(|it| missing[it.index()] == 0);
@@ -201,9 +205,8 @@ impl ScheduleOverlap {
         &self,
         instructions: &[Instruction],
         dependencies: &Dependencies,
-    ) -> Vec<Key> {
-        let mut keys: Vec<Key> =
-            (0..instructions.len() as u32).map(|it| (it, Side::At, it)).collect();
+        keys: &mut [Key],
+    ) {
         let mut of_comm: SecondaryMap<Comm, Chain> = SecondaryMap::new();
         let gathers = Gathers::find(instructions, dependencies);
         for (index, instruction) in instructions.iter().enumerate() {
@@ -237,17 +240,17 @@ impl ScheduleOverlap {
             keys[index] = keys[index].min(wish);
             chain.first_use = first_use;
         }
-        keys
     }
 
     /// Issues what only stores a result (a cast, an accumulation) when that is there, so that it need not
-    /// be kept; for a reduction, when `in_flight` more have been issued.
+    /// be kept; for a reduction, when `in_flight` more have been issued. So also for sums of micro-batches that are
+    /// reduced then; whether there are any.
     fn place_stores(
         &self,
         instructions: &[Instruction],
         dependencies: &Dependencies,
         keys: &mut [Key],
-    ) {
+    ) -> bool {
         let mut served: SecondaryMap<Comm, Vec<u32>> = SecondaryMap::new();
         let mut nth_reduction: Vec<Option<(Comm, usize)>> = vec![None; instructions.len()];
         for (index, instruction) in instructions.iter().enumerate() {
@@ -261,10 +264,21 @@ impl ScheduleOverlap {
                 served[comm].push(keys[index].0);
             }
         }
-        let mut stores = vec![false; instructions.len()];
+        // `ends`: what it makes is stored or reduced for good, and no more. `adds`: it adds to a sum.
+        let none = vec![false; instructions.len()];
+        let (mut stores, mut ends, mut adds) = (none.clone(), none.clone(), none);
+        let mut reduced = false;
         for (index, instruction) in instructions.iter().enumerate().rev() {
-            let mut readers = dependencies.neighbors(NodeIndex::new(index));
-            stores[index] = is_light(instruction) && readers.all(|it| stores[it.index()]);
+            let node = NodeIndex::new(index);
+            let all = |of: &[bool]| dependencies.neighbors(node).all(|it| of[it.index()]);
+            let light = is_light(instruction);
+            let reads = instruction.reads();
+            let in_place = instruction.writes().iter().any(|it| reads.contains(it));
+            adds[index] = light && (in_place || all(&adds));
+            let late = light && adds[index] && all(&ends) && !all(&stores);
+            reduced |= late;
+            stores[index] = light && all(&stores) || late;
+            ends[index] = (light || nth_reduction[index].is_some()) && all(&ends);
         }
         for index in (0..instructions.len()).filter(|&it| stores[it]) {
             let flows = dependencies.edges_directed(NodeIndex::new(index), Direction::Incoming);
@@ -279,6 +293,7 @@ impl ScheduleOverlap {
                 keys[index] = (ready, Side::Last, index as u32);
             }
         }
+        reduced
     }
 }
 

@@ -5,9 +5,7 @@
 //! all of them in the update. States are named as in PyTorch: `NAME.exp_avg`, `NAME.exp_avg_sq`.
 
 use ir::graph::{Def, Optimizer, Store};
-use ir::ops::{
-    Adam, AdamW, Add, Amaxes, Cast, ClipScale, Div, Reshard, Sgd, SumSquares, ZerosLike,
-};
+use ir::ops::{Adam, AdamW, Add, Amaxes, Cast, ClipScale, Div, Reshard, Sgd, SumSquares};
 use ir::placement::{AxisSet, ReduceOp, Sharding};
 use ir::{BuildError, Builder, DType, Graph, Op, Phase, Section, TensorType, Value};
 
@@ -42,15 +40,14 @@ impl Pass<Graph> for Update {
 fn emit(builder: &mut Builder<'_>, loss_sum: Value, count: Value) -> Result<(), BuildError> {
     builder.section = Section::Backward;
     let batch_axes = batch_axes(builder.graph);
-    let mut sums = Vec::new();
-    let loss_sum = accumulate(builder, loss_sum, &mut sums)?;
-    let count = accumulate(builder, count, &mut sums)?;
+    let loss_sum = accumulate(builder, loss_sum)?;
+    let count = accumulate(builder, count)?;
     let trained: Vec<usize> = (0..builder.graph.params.len())
         .filter(|&it| builder.graph.params[it].grad.is_some())
         .collect();
     for &index in &trained {
         builder.scope = builder.graph.params[index].scope;
-        gradient(builder, index, batch_axes, &mut sums)?;
+        gradient(builder, index, batch_axes)?;
     }
     builder.section = Section::Update;
     for &index in &trained {
@@ -67,7 +64,7 @@ fn emit(builder: &mut Builder<'_>, loss_sum: Value, count: Value) -> Result<(), 
     });
     builder.graph.results = vec![("loss".to_string(), loss)];
     if trained.is_empty() {
-        return clear(builder, &sums);
+        return Ok(());
     }
     let mut squares = Vec::new();
     for &index in &trained {
@@ -84,37 +81,21 @@ fn emit(builder: &mut Builder<'_>, loss_sum: Value, count: Value) -> Result<(), 
         builder.scope = builder.graph.params[index].scope;
         step(builder, index, [scaled[0], inputs[0], inputs[1]])?;
     }
-    clear(builder, &sums)
+    Ok(())
 }
 
-/// The value that `Update` reads for `value` of a micro-batch: itself, or the sum over all of them, a
-/// state that is added to `sums`.
-fn accumulate(
-    builder: &mut Builder<'_>,
-    value: Value,
-    sums: &mut Vec<Value>,
-) -> Result<Value, BuildError> {
+/// The value that `Update` reads for `value` of a micro-batch: itself, or the sum over all of them.
+fn accumulate(builder: &mut Builder<'_>, value: Value) -> Result<Value, BuildError> {
     if builder.graph.micro_batches == 1 {
         return Ok(value);
     }
     let name = format!("{}.acc", builder.graph.values[value].name);
     let ty = builder.graph.ty(value).clone();
-    let state = builder.leaf(&name, ty, Def::State);
+    let state = builder.leaf(&name, ty, Def::Sum);
     builder.graph.values[state].like = Some(value);
     let sum = builder.op(&format!("{name}.next"), Add {}, &[state, value])?;
     builder.graph.stores.push(Store { state, value: sum, section: Section::Backward });
-    sums.push(state);
     Ok(state)
-}
-
-/// Lets every accumulator start the next step at zero.
-fn clear(builder: &mut Builder<'_>, sums: &[Value]) -> Result<(), BuildError> {
-    for &state in sums {
-        let name = format!("{}.zero", builder.graph.values[state].name);
-        let value = builder.op(&name, ZerosLike {}, &[state])?;
-        builder.graph.stores.push(Store { state, value, section: Section::Update });
-    }
-    Ok(())
 }
 
 /// Makes a parameter's gradient f32 and sums it over micro-batches.
@@ -122,7 +103,6 @@ fn gradient(
     builder: &mut Builder<'_>,
     index: usize,
     batch_axes: AxisSet,
-    sums: &mut Vec<Value>,
 ) -> Result<(), BuildError> {
     let param = builder.graph.params[index].clone();
     let Some(mut grad) = param.grad else { return Ok(()) };
@@ -135,7 +115,7 @@ fn gradient(
             builder.pin(grad, sharding);
         }
     }
-    builder.graph.params[index].grad = Some(accumulate(builder, grad, sums)?);
+    builder.graph.params[index].grad = Some(accumulate(builder, grad)?);
     Ok(())
 }
 

@@ -11,7 +11,8 @@ use cranelift_entity::{EntityRef, PrimaryMap};
 use ir::ops::{BoundAt, CollectiveKind, LocalBound};
 use ir::placement::{AxisSet, Coord, CopyRuns, Mesh, ReduceOp, copy_runs};
 use ir::plan::{
-    Arena, Buffer, BufferData, Comm, Event, Instruction, Part, Plan, PlanSection, Role, Stream,
+    Arena, Buffer, BufferData, BySection, Comm, Event, Instruction, Part, Plan, PlanSection, Role,
+    Stream,
 };
 use ir::{DType, Op, Phase, TensorType};
 use smallvec::SmallVec;
@@ -29,14 +30,25 @@ pub struct BoundPlan {
     pub buffers: PrimaryMap<Buffer, BoundBuffer>,
     /// This rank's group of each communicator.
     pub groups: PrimaryMap<Comm, Group>,
-    /// Instructions of `prepare`, `step` and `update`.
-    pub sections: [Vec<BoundInstruction>; 3],
+    /// Instructions, by [`PlanSection`].
+    pub sections: BySection<Vec<BoundInstruction>>,
     /// Number of streams.
     pub streams: usize,
     /// Number of events.
     pub events: usize,
     /// Bytes of the persistent and the step arena.
     pub arenas: [u64; 2],
+}
+
+impl BoundPlan {
+    /// Whether a section finds what sections before it carried; the first one of a step does not.
+    pub fn finds_carried(&self, section: PlanSection) -> bool {
+        match section {
+            PlanSection::Prepare | PlanSection::First => false,
+            PlanSection::Step => !self.sections[PlanSection::First as usize].is_empty(),
+            PlanSection::Last | PlanSection::Update => true,
+        }
+    }
 }
 
 /// A buffer on one rank.
@@ -150,6 +162,8 @@ pub struct BoundPart {
     pub src: Buffer,
     /// What it gets.
     pub dst: Buffer,
+    /// Whether that is added to what is there.
+    pub adds: bool,
     /// The reduction, if there is one.
     pub reduce: Option<ReduceOp>,
     /// One without a reduction, else one for each coordinate that is reduced over, in order. None
@@ -315,7 +329,7 @@ pub fn bind(plan: &Plan, rank: u64) -> Result<BoundPlan, RunError> {
     for &axes in plan.comms.values() {
         groups.push(group(&plan.mesh, axes, &coord));
     }
-    let mut sections = [Vec::new(), Vec::new(), Vec::new()];
+    let mut sections: BySection<Vec<BoundInstruction>> = Default::default();
     for section in PlanSection::ALL {
         let instructions = plan.section(section).iter().enumerate();
         let bound = instructions
@@ -466,7 +480,13 @@ fn bind_part(
         return Err(format!("reduces {names} beyond its communicator"));
     }
     if kind == CollectiveKind::ToPartial(ReduceOp::Sum) && plan.mesh.index_in(axes, coord) != 0 {
-        return Ok(BoundPart { src: part.src, dst: part.dst, reduce, terms: Vec::new() });
+        return Ok(BoundPart {
+            src: part.src,
+            dst: part.dst,
+            adds: part.adds,
+            reduce,
+            terms: Vec::new(),
+        });
     }
     let moved = if kind.is_local() { AxisSet::EMPTY } else { axes.minus(reduced) };
     // Ranks that differ over a moved axis hold different elements, so that none comes twice.
@@ -480,7 +500,7 @@ fn bind_part(
         .map(|it| bind_term(plan, (axes, moved), part, &it, coord))
         .collect::<Option<_>>()
         .ok_or_else(|| format!("does not find all of {names} in its group"))?;
-    Ok(BoundPart { src: part.src, dst: part.dst, reduce, terms })
+    Ok(BoundPart { src: part.src, dst: part.dst, adds: part.adds, reduce, terms })
 }
 
 /// What `dst` wants, from those that differ from `src` over `moved`; `None` if that is not all.

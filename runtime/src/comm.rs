@@ -21,7 +21,7 @@ pub fn movement(plan: &Plan, coord: &[u32], call: &CollectiveCall) -> Result<Mov
         .iter()
         .map(|it| {
             let (src, dst) = (&plan.buffers[it.src], &plan.buffers[it.dst]);
-            Part { ty: &src.ty, from: &src.sharding, to: &dst.sharding }
+            Part { ty: &src.ty, from: &src.sharding, to: &dst.sharding, adds: it.adds }
         })
         .collect();
     let moved = transport::movement(call.kind, plan.comms[call.comm], &parts, &plan.mesh, coord);

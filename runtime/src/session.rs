@@ -255,7 +255,7 @@ impl Session {
         Ok(())
     }
 
-    /// The second part: runs `step` on one of the plan's micro-batches of a global batch.
+    /// The second part: runs one of the plan's micro-batches of a global batch. They run in order.
     pub fn micro_batch(&self, batch: &Batch, step: u64, index: u32) -> Result<(), RunError> {
         batch.check(&self.plan.run)?;
         let parts = [("tokens", &batch.tokens), ("labels", &batch.labels)];
@@ -280,7 +280,8 @@ impl Session {
                 })?;
             }
             rank.write_scalar("seed", f64::from(seed))?;
-            rank.run(PlanSection::Step)
+            let section = rank.plan.micro_batch(index);
+            rank.run(section)
         })?;
         Ok(())
     }
@@ -864,7 +865,7 @@ mod tests {
                 offset: Some(offset),
             })
         };
-        let part = Part { src: buffer("[dp.tp]", 0), dst: buffer("[_]", 8) };
+        let part = Part { src: buffer("[dp.tp]", 0), dst: buffer("[_]", 8), adds: false };
         let stream = plan.streams.push(StreamKind::Comm.into());
         let comm = plan.comms.push(plan.mesh.all());
         let kind = CollectiveKind::AllGather;

@@ -24,7 +24,7 @@ use std::time::Instant;
 use cranelift_entity::EntityRef;
 use ir::Shape;
 use ir::cost::{Target, Timeline};
-use ir::plan::{Buffer, Instruction, Plan, PlanSection, Stream};
+use ir::plan::{Buffer, BySection, Instruction, Plan, PlanSection, Stream};
 use ir::summary::traffic;
 use serde_json::{Value, json};
 
@@ -103,11 +103,11 @@ pub struct Trace<'a> {
     origin: Instant,
     target: Target,
     /// By section and instruction; none for events.
-    slices: [Vec<Option<Slice>>; 3],
+    slices: BySection<Vec<Option<Slice>>>,
     /// Bytes of the step's arena that are live, by section and instruction.
-    live: [Vec<u64>; 3],
+    live: BySection<Vec<u64>>,
     /// By section, from one instruction to another.
-    arrows: [Vec<(usize, usize)>; 3],
+    arrows: BySection<Vec<(usize, usize)>>,
     n_events: u64,
     n_arrows: u64,
     has_planned: bool,
@@ -152,7 +152,7 @@ impl<'a> Trace<'a> {
     ) -> Result<Trace<'a>, RunError> {
         let TraceOptions { path, target, .. } = options;
         let file = File::create(path).map_err(|it| RunError::write(path, &it))?;
-        let mut live: [Vec<u64>; 3] = Default::default();
+        let mut live: BySection<Vec<u64>> = Default::default();
         for sections in PlanSection::TIMELINES {
             let mut bytes = plan.live_bytes(sections, |_| true).into_iter();
             for &section in sections {
@@ -216,8 +216,7 @@ impl<'a> Trace<'a> {
     /// A step as predicted, from a time in microseconds on.
     fn planned(&self, from: f64) -> Vec<Placed> {
         let timeline = Timeline::predict(self.plan, &self.target);
-        let micro_batches = self.plan.micro_batches as usize;
-        let sections = std::iter::repeat_n(PlanSection::Step, micro_batches);
+        let sections = (0..self.plan.micro_batches).map(|it| self.plan.micro_batch(it));
         let mut began = from;
         let place = |section| {
             let spans = timeline.section(section).iter().map(|it| PlacedSpan {
@@ -241,7 +240,7 @@ impl<'a> Trace<'a> {
         let mut micro_batch = 0;
         for it in sections {
             let name = match it.section {
-                PlanSection::Step => {
+                PlanSection::First | PlanSection::Step | PlanSection::Last => {
                     micro_batch += 1;
                     format!("micro-batch {micro_batch} of {}", self.plan.micro_batches)
                 }

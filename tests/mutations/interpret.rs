@@ -151,13 +151,13 @@ impl<'a> Machine<'a> {
         });
         self.section(PlanSection::Prepare)?;
         for step in 1..=STEPS {
-            for micro_batch in 0..u64::from(self.plan.micro_batches) {
+            for micro_batch in 0..self.plan.micro_batches {
                 let vocab = self.plan.run.vocab.max(1);
                 self.fill(|_, data| {
                     if data.role != Role::Input {
                         return None;
                     }
-                    let key = stream_key(&data.name) ^ (step * 64 + micro_batch);
+                    let key = stream_key(&data.name) ^ (step * 64 + u64::from(micro_batch));
                     let random = Random { seed: 5, key };
                     match data.name.as_str() {
                         "lr" => Some(Box::new(|_| 0.05)),
@@ -168,7 +168,7 @@ impl<'a> Machine<'a> {
                         })),
                     }
                 });
-                self.section(PlanSection::Step)?;
+                self.section(self.plan.micro_batch(micro_batch))?;
             }
             self.section(PlanSection::Update)?;
             for (name, buffer) in &self.plan.results {
@@ -374,7 +374,7 @@ impl Rank {
     fn forget(&mut self, plan: &Plan, section: PlanSection) {
         let memory = &mut self.arenas[Arena::Step as usize];
         let mut kept = vec![false; memory.bytes.len()];
-        if section == PlanSection::Update {
+        if self.bound.finds_carried(section) {
             let carried = plan.buffers.iter().filter(|it| it.1.role == Role::Carried);
             for (buffer, _) in carried {
                 let it = &self.bound.buffers[buffer];
@@ -436,13 +436,13 @@ impl Rank {
 
     fn collective<'p>(&mut self, call: &CollectiveCall, posts: impl Fn(usize) -> &'p Post) -> Turn {
         for (i, part) in call.parts.iter().enumerate() {
-            self.part(part, |member| &posts(member)[i]);
+            self.part(part, |member| &posts(member)[i])?;
         }
         Ok(())
     }
 
     /// In f32 and in coordinate order, where it reduces; else elements move as they are.
-    fn part<'p>(&mut self, part: &BoundPart, source: impl Fn(usize) -> &'p Vec<u8>) {
+    fn part<'p>(&mut self, part: &BoundPart, source: impl Fn(usize) -> &'p Vec<u8>) -> Turn {
         let bound = self.bound.clone();
         let (src, dst) = (&bound.buffers[part.src], &bound.buffers[part.dst]);
         let wide = |it: &[usize]| it.iter().map(|&it| it as u64).collect::<Vec<u64>>();
@@ -464,7 +464,12 @@ impl Rank {
             if op == ReduceOp::Avg {
                 sum.iter_mut().for_each(|it| *it /= part.terms.len() as f32);
             }
-            return self.write(dst, &encode(dst.dtype, &sum));
+            if part.adds {
+                let held = decode(dst.dtype, &self.read(dst)?);
+                sum.iter_mut().zip(held).for_each(|(sum, held)| *sum += held);
+            }
+            self.write(dst, &encode(dst.dtype, &sum));
+            return Ok(());
         }
         let mut out = vec![0; dst.bytes()];
         for peer in part.terms.iter().flatten() {
@@ -476,6 +481,7 @@ impl Rank {
             });
         }
         self.write(dst, &out);
+        Ok(())
     }
 }
 

@@ -308,7 +308,7 @@ fn duplicate(
             let twice = plan.buffers.push(data);
             plan.step_bytes += plan.local_bytes(twice).next_multiple_of(ALIGN);
             rename(plan, part.dst, twice, false);
-            let parts = [ir::plan::Part { src: part.dst, dst: twice }].into();
+            let parts = [ir::plan::Part { src: part.dst, dst: twice, adds: false }].into();
             let call = Instruction::Collective { kind, comm, parts, stream };
             plan.sections[section].insert(index + 1, call);
         }

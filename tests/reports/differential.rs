@@ -65,7 +65,11 @@ impl Choices {
 
 /// A model: embedding, layers, head, in random sizes and with random options.
 fn model(it: &mut Choices) -> String {
+<<<<<<< HEAD
     let heads: u64 = it.of(&[2, 4, 6, 8]);
+=======
+    let heads: u32 = it.of(&[2, 4, 6, 8]);
+>>>>>>> fe82f53 (Reduce sums of micro-batches beside the last backward pass)
     let kv_heads = it.of(&[1, 2, heads / 2, heads]);
     let kv_heads = if heads.is_multiple_of(kv_heads) { kv_heads } else { 1 };
     // A LayerNorm of two features gives their order and nothing else: its gradients are rounding errors.

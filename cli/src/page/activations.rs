@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ir::plan::{Arena, Buffer, BufferData, PlanSection};
+use ir::plan::{Arena, Buffer, BufferData};
 use maud::{Markup, html};
 
 use super::params::drawing;
@@ -49,7 +49,7 @@ fn classes(cx: &Cx) -> Vec<(Vec<u64>, Vec<Activation>)> {
     let plan = cx.plan;
     let purposes = purposes(plan, &cx.phases);
     let mut layers: BTreeMap<Option<u64>, Vec<Activation>> = BTreeMap::new();
-    for instruction in &plan.section(PlanSection::Step)[..cx.phases.backward] {
+    for instruction in &plan.section(cx.phases.sections[0])[..cx.phases.backward] {
         for buffer in instruction.writes() {
             let data = &plan.buffers[buffer];
             let activation = matches!(purposes[buffer], Some(Purpose::Kept | Purpose::Forward));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ir::plan::{Instruction, PlanSection};
+use ir::plan::Instruction;
 use ir::summary::CollectiveTotal;
 use maud::{Markup, html};
 
@@ -72,10 +72,7 @@ fn totals(cx: &Cx) -> Vec<CollectiveTotal> {
 fn seconds(cx: &Cx) -> BTreeMap<(String, &'static str), f64> {
     let mut res = BTreeMap::new();
     for &section in STEP {
-        let times = match section {
-            PlanSection::Step => f64::from(cx.plan.micro_batches),
-            PlanSection::Prepare | PlanSection::Update => 1.0,
-        };
+        let times = f64::from(cx.plan.runs(section));
         for span in cx.timeline.section(section) {
             let instruction = &cx.plan.section(section)[span.index];
             let Instruction::Collective { kind, comm, .. } = instruction else { continue };

@@ -6,7 +6,7 @@ use cranelift_entity::SecondaryMap;
 use ir::plan::{Buffer, Plan, PlanSection, Role};
 use maud::{Markup, PreEscaped, html};
 
-use super::phases::{Phase, Purpose, STEP, purposes};
+use super::phases::{Phase, Purpose, purposes};
 use super::{Cx, byte_cell, count_cell, times};
 use crate::table::{bytes, grouped};
 use crate::words::{describe, fold};
@@ -69,16 +69,14 @@ pub fn section(cx: &Cx) -> Markup {
 
 /// Where the peak is, counted through `step` and `update`, if it is there.
 fn peak_index(cx: &Cx) -> Option<usize> {
-    match cx.memory.peak? {
-        (PlanSection::Prepare, _) => None,
-        (PlanSection::Step, index) => Some(index),
-        (PlanSection::Update, index) => Some(cx.phases.n_step + index),
-    }
+    let (section, index) = cx.memory.peak?;
+    let before = cx.phases.sections.iter().position(|it| *it == section)?;
+    Some(index + if before > 0 { cx.phases.n_step } else { 0 })
 }
 
 /// Live bytes of each purpose at each instruction.
 fn curves(cx: &Cx, purposes: &Purposes) -> Vec<(Purpose, Vec<u64>)> {
-    let of = |purpose| cx.plan.live_bytes(STEP, |it| purposes[it] == Some(purpose));
+    let of = |purpose| cx.plan.live_bytes(&cx.phases.sections, |it| purposes[it] == Some(purpose));
     Purpose::ALL.into_iter().map(|it| (it, of(it))).collect()
 }
 
@@ -223,8 +221,8 @@ fn what(plan: &Plan, section: PlanSection, index: usize) -> String {
 
 fn place(cx: &Cx, index: usize) -> (PlanSection, usize) {
     match index.checked_sub(cx.phases.n_step) {
-        None => (PlanSection::Step, index),
-        Some(it) => (PlanSection::Update, it),
+        None => (cx.phases.sections[0], index),
+        Some(it) => (cx.phases.sections[1], it),
     }
 }
 
@@ -236,12 +234,12 @@ fn ticks(top: u64) -> Vec<u64> {
 
 /// What is live at the peak, tensors of layers together.
 fn peak(cx: &Cx, purposes: &Purposes) -> Markup {
-    let Some((section, at)) = cx.memory.peak.filter(|it| STEP.contains(&it.0)) else {
+    let Some((section, at)) = cx.memory.peak.filter(|it| cx.phases.sections.contains(&it.0)) else {
         return html! {};
     };
     let plan = cx.plan;
     let mut groups: BTreeMap<KindKey, (Vec<Buffer>, u64)> = BTreeMap::new();
-    let spans = plan.spans(STEP);
+    let spans = plan.spans(&cx.phases.sections);
     for buffer in plan.live_at((section, at)) {
         let (Some((first, last)), Some(purpose)) = (spans[buffer], purposes[buffer]) else {
             continue;

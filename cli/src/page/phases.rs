@@ -84,11 +84,13 @@ impl Purpose {
 
 /// Phases of a step.
 pub struct Phases {
-    /// The instruction of `step` that the backward pass starts with.
+    /// What is drawn of a step: its last micro-batch, and the update.
+    pub sections: [PlanSection; 2],
+    /// The instruction of the micro-batch that the backward pass starts with.
     pub backward: usize,
-    /// Instructions of `step`.
+    /// Instructions of the micro-batch.
     pub n_step: usize,
-    /// Instructions of `step` and `update`.
+    /// Instructions of the micro-batch and of `update`.
     pub n: usize,
 }
 
@@ -96,20 +98,22 @@ impl Phases {
     /// The backward pass starts behind the first `cross_entropy`, which makes the gradient of the logits with
     /// the loss, or with the first op that is the gradient of one. A loss in chunks starts its own before the
     /// last chunk is computed.
-    pub fn of(plan: &Plan) -> Phases {
-        let step = plan.section(PlanSection::Step);
+    pub fn of(plan: &Plan, micro_batch: PlanSection) -> Phases {
+        let sections = [micro_batch, PlanSection::Update];
+        let step = plan.section(sections[0]);
         let starts = |(index, it): (usize, &Instruction)| match it.name() {
             "cross_entropy" => Some(index + 1),
             name => name.ends_with("_grad").then_some(index),
         };
         Phases {
+            sections,
             backward: step.iter().enumerate().find_map(starts).unwrap_or(step.len()),
             n_step: step.len(),
             n: step.len() + plan.section(PlanSection::Update).len(),
         }
     }
 
-    /// Of an instruction of `step` and `update`, counted through.
+    /// Of an instruction of the micro-batch and `update`, counted through.
     pub fn at(&self, index: usize) -> Phase {
         match index {
             _ if index < self.backward => Phase::Forward,
@@ -129,14 +133,14 @@ impl Phases {
 }
 
 /// The sections of a step.
-pub const STEP: &[PlanSection] = &[PlanSection::Step, PlanSection::Update];
+pub const STEP: &[PlanSection] = PlanSection::TIMELINES[1];
 
 /// The parameter of which a buffer holds the value, moved, rounded or quantized; none for what is not one.
 pub fn weights(plan: &Plan) -> SecondaryMap<Buffer, Option<Buffer>> {
     let mut res: SecondaryMap<Buffer, Option<Buffer>> = SecondaryMap::new();
     res.resize(plan.buffers.len());
     plan.params.iter().for_each(|it| res[it.buffer] = Some(it.buffer));
-    for (_, instruction) in plan.timeline(&PlanSection::ALL[..2]) {
+    for (_, instruction) in plan.timeline(&PlanSection::ALL[..PlanSection::Update as usize]) {
         match instruction {
             Instruction::Collective { kind, parts, .. } => {
                 let moves = kind.reduce().is_none() || matches!(kind, CollectiveKind::ToPartial(_));
@@ -212,7 +216,7 @@ pub fn purposes(plan: &Plan, phases: &Phases) -> SecondaryMap<Buffer, Option<Pur
     let (weights, gradients) = (weights(plan), gradients(plan));
     let mut res: SecondaryMap<Buffer, Option<Purpose>> = SecondaryMap::new();
     res.resize(plan.buffers.len());
-    for (buffer, span) in plan.spans(STEP).iter() {
+    for (buffer, span) in plan.spans(&phases.sections).iter() {
         let Some((first, last)) = *span else { continue };
         res[buffer] = Some(if gradients[buffer].is_some() {
             Purpose::Gradient

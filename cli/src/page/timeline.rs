@@ -9,7 +9,7 @@ use ir::placement::AxisSet;
 use ir::plan::{Instruction, Plan, PlanSection, Role, Stream, StreamKind};
 use maud::{Markup, PreEscaped, html};
 
-use super::phases::{Phase, STEP};
+use super::phases::{Phase, Phases, STEP};
 use super::{Cx, count_cell, time_cell};
 use crate::table::{grouped, seconds};
 use crate::words::{fold, layer};
@@ -36,6 +36,8 @@ struct Work<'a> {
     /// Seconds from the start of the step.
     start: f64,
     seconds: f64,
+    /// How often it runs in a step.
+    times: u64,
     instruction: &'a Instruction,
     phase: Phase,
     kind: Kind,
@@ -43,8 +45,8 @@ struct Work<'a> {
 
 /// The section.
 pub fn section(cx: &Cx) -> Markup {
-    let works = works(cx);
-    let kinds = kinds(&works);
+    let (works, all) = (works(cx, &cx.phases.sections), works(cx, STEP));
+    let kinds = kinds(&all);
     let lanes = lanes(cx.plan, &works);
     let length = seconds_of_timeline(cx);
     if works.is_empty() || length <= 0.0 {
@@ -55,9 +57,12 @@ pub fn section(cx: &Cx) -> Markup {
         lanes.iter().map(|it| cx.plan.stream_title(*it).chars().count()).max().unwrap_or(0);
     html! {
         p {
-            "One micro-batch and the update, as predicted for " (cx.target.name) ": "
-            @if cx.plan.micro_batches > 1 { (grouped(u64::from(cx.plan.micro_batches))) " × " }
-            (seconds(cx.timeline.section_seconds(PlanSection::Step))) " + "
+            @if cx.plan.micro_batches > 1 { "The last micro-batch" } @else { "One micro-batch" }
+            " and the update, as predicted for " (cx.target.name) ": "
+            @for section in PlanSection::MICRO_BATCHES.into_iter().filter(|it| cx.plan.runs(*it) > 0) {
+                @if cx.plan.runs(section) > 1 { (grouped(u64::from(cx.plan.runs(section)))) " × " }
+                (seconds(cx.timeline.section_seconds(section))) " + "
+            }
             (seconds(cx.timeline.section_seconds(PlanSection::Update))) " = "
             strong data-figure="timeline-step-seconds" data-value=(cx.timeline.step_seconds()) { (seconds(cx.timeline.step_seconds())) }
             ", of which the compute stream waits "
@@ -100,28 +105,28 @@ pub fn section(cx: &Cx) -> Markup {
             script type="application/json" { (PreEscaped(spans(cx, &works, &kinds, &lanes, &exposed))) }
         }
         div.side {
-            (by_kind(cx, &works, &kinds))
+            (by_kind(cx, &all, &kinds))
             (waiting_for(cx))
         }
     }
 }
 
-/// Seconds of what is drawn: `step` once, and `update`.
+/// Seconds of what is drawn: the last micro-batch, and `update`.
 fn seconds_of_timeline(cx: &Cx) -> f64 {
-    STEP.iter().map(|&it| cx.timeline.section_seconds(it)).sum()
+    cx.phases.sections.iter().map(|&it| cx.timeline.section_seconds(it)).sum()
 }
 
 /// Seconds from the start of the drawing to that of a section.
 fn offset(cx: &Cx, section: PlanSection) -> f64 {
-    match section {
-        PlanSection::Prepare | PlanSection::Step => 0.0,
-        PlanSection::Update => cx.timeline.section_seconds(PlanSection::Step),
-    }
+    let before = cx.phases.sections.iter().take_while(|it| **it != section);
+    before.map(|&it| cx.timeline.section_seconds(it)).sum()
 }
 
-fn works<'a>(cx: &'a Cx) -> Vec<Work<'a>> {
+fn works<'a>(cx: &'a Cx, sections: &[PlanSection]) -> Vec<Work<'a>> {
     let mut res = Vec::new();
-    for &section in STEP {
+    for &section in sections {
+        let phases = Phases::of(cx.plan, section);
+        let times = u64::from(cx.plan.runs(section));
         for span in cx.timeline.section(section) {
             let instruction = &cx.plan.section(section)[span.index];
             let kind = match instruction {
@@ -134,13 +139,17 @@ fn works<'a>(cx: &'a Cx) -> Vec<Work<'a>> {
             };
             let phase = match section {
                 PlanSection::Update => Phase::Update,
-                PlanSection::Prepare | PlanSection::Step => cx.phases.at(span.index),
+                PlanSection::Prepare
+                | PlanSection::First
+                | PlanSection::Step
+                | PlanSection::Last => phases.at(span.index),
             };
             let start = offset(cx, section) + span.start;
             res.push(Work {
                 span,
                 start,
                 seconds: span.end - span.start,
+                times,
                 instruction,
                 phase,
                 kind,
@@ -262,7 +271,7 @@ fn overview(works: &[Work], lane: Stream, kinds: &[Kind], length: f64) -> Markup
 
 /// Start and seconds of each wait, and for what.
 fn exposed(cx: &Cx) -> Vec<(f64, f64, String)> {
-    let all = cx.timeline.exposed.iter().filter(|it| STEP.contains(&it.section));
+    let all = cx.timeline.exposed.iter().filter(|it| cx.phases.sections.contains(&it.section));
     all.map(|it| {
         let start = offset(cx, it.section) + it.start;
         (start, it.end - it.start, fold(&name(cx.plan, &cx.plan.section(it.section)[it.index])))
@@ -375,11 +384,9 @@ pub fn json(text: &str) -> String {
 /// Where the time of a step goes.
 fn by_kind(cx: &Cx, works: &[Work], kinds: &[Kind]) -> Markup {
     let step = cx.timeline.step_seconds();
-    let micro_batches = f64::from(cx.plan.micro_batches);
     let of = |kind: Kind, phase: Phase| -> (u64, f64) {
         let its = works.iter().filter(|it| it.kind == kind && it.phase == phase);
-        let times = if phase == Phase::Update { 1.0 } else { micro_batches };
-        its.fold((0, 0.0), |(n, sum), it| (n + times as u64, sum + times * it.seconds))
+        its.fold((0, 0.0), |(n, sum), it| (n + it.times, sum + it.times as f64 * it.seconds))
     };
     html! {
         div.scroll {
@@ -412,8 +419,7 @@ fn by_kind(cx: &Cx, works: &[Work], kinds: &[Kind]) -> Markup {
 fn waiting_for(cx: &Cx) -> Markup {
     let mut groups: BTreeMap<String, (u64, f64)> = BTreeMap::new();
     for it in cx.timeline.exposed.iter().filter(|it| STEP.contains(&it.section)) {
-        let times =
-            if it.section == PlanSection::Step { u64::from(cx.plan.micro_batches) } else { 1 };
+        let times = u64::from(cx.plan.runs(it.section));
         let name = fold_layer(&name(cx.plan, &cx.plan.section(it.section)[it.index]));
         let group = groups.entry(name).or_default();
         group.0 += times;

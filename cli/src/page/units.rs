@@ -5,10 +5,10 @@ use std::collections::{BTreeSet, HashMap};
 
 use ir::ops::CollectiveKind;
 use ir::placement::AxisSet;
-use ir::plan::{Buffer, Instruction, PlanSection};
+use ir::plan::{Buffer, Instruction};
 use maud::{Markup, html};
 
-use super::phases::{Phase, gradients, weights};
+use super::phases::{Phase, Phases, STEP, gradients, weights};
 use super::{Cx, breakable, byte_cell, count_cell, time_cell, times};
 use crate::table::bytes;
 use crate::words::{fold, layer, numbers};
@@ -123,9 +123,11 @@ fn groups(cx: &Cx) -> Vec<(String, Unit, Vec<u64>)> {
 fn units(cx: &Cx) -> Vec<Unit> {
     let plan = cx.plan;
     let (weights, gradients) = (weights(plan), gradients(plan));
+    let section = plan.micro_batch(0);
+    let phases = Phases::of(plan, section);
     let mut res: Vec<Unit> = Vec::new();
     let mut known: HashMap<(Vec<Buffer>, AxisSet), usize> = HashMap::new();
-    for (index, instruction) in plan.section(PlanSection::Step).iter().enumerate() {
+    for (index, instruction) in plan.section(section).iter().enumerate() {
         let Instruction::Collective { kind: CollectiveKind::AllGather, comm, parts, .. } =
             instruction
         else {
@@ -133,7 +135,7 @@ fn units(cx: &Cx) -> Vec<Unit> {
         };
         let params: Option<Vec<Buffer>> = parts.iter().map(|it| weights[it.src]).collect();
         let Some(params) = params.filter(|it| !it.is_empty()) else { continue };
-        let pass = usize::from(cx.phases.at(index) != Phase::Forward);
+        let pass = usize::from(phases.at(index) != Phase::Forward);
         let axes = plan.comms[*comm];
         match known.entry((params.clone(), axes)) {
             Entry::Occupied(it) => {
@@ -144,7 +146,7 @@ fn units(cx: &Cx) -> Vec<Unit> {
         };
         let mut gathers = [0, 0];
         gathers[pass] = 1;
-        let span = cx.timeline.section(PlanSection::Step).get(index);
+        let span = cx.timeline.section(section).get(index);
         res.push(Unit {
             axes,
             dtypes: parts.iter().map(|it| plan.buffers[it.src].ty.dtype.name()).collect(),
@@ -179,7 +181,7 @@ fn units(cx: &Cx) -> Vec<Unit> {
             }
         }
     }
-    for (_, instruction) in plan.timeline(super::phases::STEP) {
+    for (_, instruction) in plan.timeline(STEP) {
         let Instruction::Collective { kind, comm, parts, .. } = instruction else { continue };
         if kind.is_local() || kind.reduce().is_none() {
             continue;

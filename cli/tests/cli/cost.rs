@@ -211,7 +211,7 @@ fn tensor_parallelism_across_nodes_is_a_note_where_a_sweep_refuses_it() {
     assert!(unwrapped(&found).contains(&format!("note tp-across-nodes: {words}")), "{found}");
     let no_target = compile("--deny tp-across-nodes");
     assert!(
-        unwrapped(&no_target.stderr).contains("has no nodes to look at"),
+        unwrapped(&no_target.stderr).contains("has no machine to look at"),
         "{}",
         no_target.stderr
     );

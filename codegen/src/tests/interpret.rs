@@ -31,7 +31,7 @@ fn result(op: &Op, inputs: &[u64], index: usize) -> u64 {
     }
 }
 
-/// When each section runs, with a number for what the runtime writes to inputs.
+/// When each section runs, `step` being any micro-batch, with a number for what the runtime writes to inputs.
 fn sections() -> Vec<(PlanSection, u64)> {
     let mut res = vec![(PlanSection::Prepare, 0)];
     for step in 0..STEPS {
@@ -51,7 +51,9 @@ pub(super) fn graph(graph: &Graph) -> Outcome {
         }
         let sections: &[Section] = match section {
             PlanSection::Prepare => &[Section::Prepare],
-            PlanSection::Step => &[Section::Forward, Section::Backward],
+            PlanSection::First | PlanSection::Step | PlanSection::Last => {
+                &[Section::Forward, Section::Backward]
+            }
             PlanSection::Update => &[Section::Update],
         };
         for &section in sections {
@@ -138,6 +140,10 @@ pub(super) fn plan(
         for &buffer in &inputs {
             memory.write(plan, buffer, hash((&plan.buffers[buffer].name, time)));
         }
+        let section = match section {
+            PlanSection::Step => plan.micro_batch((time % MICRO_BATCHES) as u32),
+            other => other,
+        };
         let mut queues: BTreeMap<_, Vec<&Instruction>> = BTreeMap::new();
         for instruction in plan.section(section).iter().rev() {
             queues.entry(instruction.stream()).or_default().push(instruction);
@@ -194,7 +200,11 @@ pub(super) fn is_sound(plan: &Plan) -> bool {
     let sections = PlanSection::ALL.into_iter().all(|section| {
         let instructions = plan.section(section);
         let before = happens_before(instructions);
-        let carries = section == PlanSection::Update;
+        let carries = match section {
+            PlanSection::Prepare | PlanSection::First => false,
+            PlanSection::Step => !plan.section(PlanSection::First).is_empty(),
+            PlanSection::Last | PlanSection::Update => true,
+        };
         tenant.retain(|_, it| carries && plan.buffers[*it].role == Role::Carried);
         reads_what_it_means(plan, instructions, &mut tenant)
             && (0..instructions.len()).all(|then| {

@@ -97,7 +97,10 @@ impl<'a> Links<'a> {
     /// Seconds of a collective that is not local.
     pub fn seconds(&self, kind: CollectiveKind, comm: Comm, parts: &[Part]) -> f64 {
         let (bytes, sent) = traffic(self.plan, kind, self.plan.comms[comm], parts);
-        seconds(self.target, kind, self.groups[comm], bytes as f64, sent as f64)
+        // A sum is read, as what arrives is, and written.
+        let added = parts.iter().filter(|it| it.adds).map(|it| 3 * self.plan.local_bytes(it.dst));
+        let added = added.sum::<u64>() as f64 / self.target.bandwidth.0;
+        seconds(self.target, kind, self.groups[comm], bytes as f64, sent as f64) + added
     }
 }
 

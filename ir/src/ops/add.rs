@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, GradCx, GradError, Grads, Linear, LocalCx, OpDef, Real, Sample, TypeError, Types,
+    Factors, GradCx, GradError, Grads, Linear, LocalCx, Op, OpDef, Real, Sample, TypeError, Types,
     View, ViewMut, same_shape,
 };
 use crate::types::TensorType;
@@ -50,6 +50,10 @@ impl OpDef for Add {
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         &[(0, 0)]
+    }
+
+    fn without(&self, _operand: usize) -> Option<Op> {
+        Some(self.clone().into())
     }
 
     fn samples() -> Vec<Sample> {

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    ActivationKind, Cast, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample,
+    ActivationKind, Cast, Factors, GradCx, GradError, Grads, LocalCx, Op, OpDef, Real, Sample,
     TypeError, Types, View, ViewMut, arity, is_default, leading, ndim, same_shape, same_size,
 };
 use crate::types::{DType, TensorType};
@@ -198,6 +198,11 @@ impl OpDef for Matmul {
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         if self.accumulate { &[(0, 2)] } else { &[] }
+    }
+
+    fn without(&self, operand: usize) -> Option<Op> {
+        let plain = || Matmul { accumulate: false, ..self.clone() }.into();
+        (self.accumulate && operand == 2).then(plain)
     }
 }
 

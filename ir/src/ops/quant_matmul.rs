@@ -19,7 +19,7 @@ use smallvec::smallvec;
 use crate::ops::factors::letters;
 use crate::ops::tensor::dot;
 use crate::ops::{
-    Factors, Gemm, LocalCx, OpDef, OpKind, Real, Sample, Shape, StandsFor, TypeError, Types,
+    Factors, Gemm, LocalCx, Op, OpDef, OpKind, Real, Sample, Shape, StandsFor, TypeError, Types,
     Values, View, ViewMut, arity, is_default, ndim, ndim_at_least, pieces, same_shape, same_size,
 };
 use crate::quant::blocks::FP8_BLOCK as BLOCK;
@@ -369,6 +369,11 @@ impl OpDef for QuantMatmul {
 
     fn stands_for(&self, _inputs: &[&TensorType]) -> StandsFor {
         StandsFor::Op(OpKind::Matmul)
+    }
+
+    fn without(&self, operand: usize) -> Option<Op> {
+        let plain = || QuantMatmul { accumulate: false, ..self.clone() }.into();
+        (self.accumulate && operand == 4).then(plain)
     }
 
     fn samples() -> Vec<Sample> {

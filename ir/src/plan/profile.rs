@@ -49,7 +49,10 @@ pub fn memory_profile(plan: &Plan) -> MemoryProfile {
         let at: Vec<(PlanSection, usize)> = plan.timeline(sections).map(|it| it.0).collect();
         let mut peak = None;
         for (index, live) in plan.live_bytes(sections, |_| true).into_iter().enumerate() {
-            if live > res.live_bytes {
+            // Micro-batches are much alike, and the last one is shown.
+            let last = at[index].0 == PlanSection::Last
+                && peak.is_some_and(|it: usize| at[it].0 < PlanSection::Last);
+            if live > res.live_bytes || live == res.live_bytes && last {
                 res.live_bytes = live;
                 peak = Some(index);
             }
@@ -115,11 +118,19 @@ impl Plan {
         live.filter(|it| it.1.0 < index || !self.takes_over(at, it.0)).map(|it| it.0).collect()
     }
 
-    /// For each buffer of the step's arena, the first and the last instruction of a timeline that
-    /// touches it; what is carried is there to the end.
+    /// For each buffer of the step's arena, the first and the last instruction of a timeline, or of its last
+    /// sections, that touches it; what is carried is there to the end, and from the start if an earlier section
+    /// made it.
     pub fn spans(&self, sections: &[PlanSection]) -> SecondaryMap<Buffer, Option<(usize, usize)>> {
         let mut res: SecondaryMap<Buffer, Option<(usize, usize)>> = SecondaryMap::new();
         res.resize(self.buffers.len());
+        let timeline = PlanSection::TIMELINES.into_iter().find(|it| it.contains(&sections[0]));
+        let earlier = timeline.into_iter().flatten().take_while(|it| **it != sections[0]);
+        for buffer in earlier.flat_map(|&it| self.section(it)).flat_map(Instruction::writes) {
+            if self.buffers[buffer].role == Role::Carried {
+                res[buffer] = Some((0, usize::MAX));
+            }
+        }
         for (index, (_, instruction)) in self.timeline(sections).enumerate() {
             for buffer in instruction.reads().into_iter().chain(instruction.writes()) {
                 let last = match self.buffers[buffer].role {

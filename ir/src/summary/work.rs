@@ -1,7 +1,7 @@
 //! Which floating point operations of a plan training needs, and which of them several ranks do alike.
 //!
 //! A plan has global types, so the operations of an instruction on global shapes count every token once,
-//! whatever the mesh is. Of the instructions of `step`, two kinds count as work of the model:
+//! whatever the mesh is. Of the instructions of a micro-batch, two kinds count as work of the model:
 //!
 //! ```text
 //! fprop           the result `loss` depends on it
@@ -41,7 +41,7 @@ pub struct Repeated {
 ///
 /// A program without a result `loss` trains nothing, and each of its operations counts.
 pub(super) fn model_flops(plan: &Plan) -> u128 {
-    let step = plan.section(PlanSection::Step);
+    let step = plan.section(plan.last_micro_batch());
     let forward = forward(plan);
     let mut gradients = Gradients::new(plan, forward.as_deref());
     let mut res = 0;
@@ -67,7 +67,7 @@ fn forward(plan: &Plan) -> Option<Vec<bool>> {
     needed.insert(loss);
     let update = plan.section(PlanSection::Update).iter().rev();
     update.for_each(|it| _ = need(it, &mut needed));
-    let step = plan.section(PlanSection::Step).iter().rev();
+    let step = plan.section(plan.last_micro_batch()).iter().rev();
     let mut res: Vec<bool> = step.map(|it| need(it, &mut needed)).collect();
     res.reverse();
     Some(res)
@@ -114,7 +114,7 @@ struct Gradients<'a> {
 
 impl<'a> Gradients<'a> {
     fn new(plan: &'a Plan, forward: Option<&[bool]>) -> Gradients<'a> {
-        let step = plan.section(PlanSection::Step).iter().enumerate();
+        let step = plan.section(plan.last_micro_batch()).iter().enumerate();
         let constants = step.filter_map(|(index, it)| match it {
             Instruction::Compute { op, args, .. } if args.is_empty() => {
                 forward.is_none_or(|it| it[index]).then_some(op)
@@ -160,7 +160,9 @@ impl<'a> Gradients<'a> {
 /// Operations that ranks repeat, most first.
 pub(super) fn repeated(plan: &Plan) -> Vec<Repeated> {
     let mut by_axes: BTreeMap<AxisSet, BTreeMap<Buffer, u64>> = BTreeMap::new();
-    for ((section, _), instruction) in plan.timeline(&PlanSection::ALL[1..]) {
+    for ((section, _), instruction) in
+        plan.timeline(&[plan.last_micro_batch(), PlanSection::Update])
+    {
         let Instruction::Compute { op, args, results, .. } = instruction else { continue };
         let shardings = args.iter().chain(results).map(|&it| &plan.buffers[it].sharding);
         let alike = axes_alike(shardings, &plan.mesh);
@@ -199,10 +201,10 @@ pub(super) fn flops(plan: &Plan, op: &Op, args: &[Buffer], results: &[Buffer]) -
     op.flops(&args, &results)
 }
 
-/// How often a section runs in a step.
-pub(super) fn times(plan: &Plan, section: PlanSection) -> u64 {
+/// How often a step does what a section does, where one micro-batch stands for all.
+fn times(plan: &Plan, section: PlanSection) -> u64 {
     match section {
-        PlanSection::Step => u64::from(plan.micro_batches),
+        PlanSection::First | PlanSection::Step | PlanSection::Last => plan.micro_batches.into(),
         PlanSection::Prepare | PlanSection::Update => 1,
     }
 }

@@ -363,8 +363,13 @@ impl<'a> GraphPrinter<'a> {
                 self.end(value);
             }
         }
-        for (value, _) in graph.values.iter().filter(|it| it.1.def == Def::State) {
-            self.leaf("state", value);
+        for (value, data) in &graph.values {
+            let kind = match data.def {
+                Def::State => "state",
+                Def::Sum => "sum",
+                Def::Input | Def::Param | Def::Result { .. } => continue,
+            };
+            self.leaf(kind, value);
             self.end(value);
         }
     }
@@ -572,7 +577,11 @@ impl<'a> PlanPrinter<'a> {
                 self.list(args.iter().copied());
             }
             Instruction::Collective { kind, comm, parts, stream: _ } => {
-                self.list(parts.iter().map(|it| it.dst));
+                for (i, part) in parts.iter().enumerate() {
+                    self.printer.comma(i);
+                    self.printer.out.push_str(if part.adds { "+" } else { "" });
+                    self.buffer(part.dst);
+                }
                 self.printer.out.push_str(" = ");
                 self.printer.collective(*kind, None);
                 self.printer.out.push(' ');

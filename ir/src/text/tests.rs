@@ -12,7 +12,7 @@ use crate::graph::{
 use crate::ops::{Add, Cast, Collective, CollectiveKind, Fill, Matmul, Number, OpKind, Reshard};
 use crate::placement::{AxisSet, Mesh, ReduceOp, Sharding};
 use crate::plan::{
-    Buffer, BufferData, Comm, Event, Instruction, Part, PlanParam, Role, StreamKind,
+    Buffer, BufferData, Comm, Event, Instruction, Part, PlanParam, PlanSection, Role, StreamKind,
 };
 use crate::quant::{
     Custom, DelayedScaling, Float8BlockScaling, Float8CurrentScaling, Format, MXFP8BlockScaling,
@@ -139,7 +139,7 @@ fn full_graph(phase: Phase) -> Graph {
 /// What is live in a graph, in one comparable form that does not go through the printer.
 fn structure(graph: &Graph) -> Vec<String> {
     let is_live = |value: Value| match graph.values[value].def {
-        Def::Input | Def::Param | Def::State => true,
+        Def::Input | Def::Param | Def::State | Def::Sum => true,
         Def::Result { node, .. } => graph.order.contains(&node),
     };
     let name = |value: Value| graph.values[value].name.clone();
@@ -150,7 +150,7 @@ fn structure(graph: &Graph) -> Vec<String> {
             Def::Result { node, index } => {
                 Some((graph.order.iter().position(|&it| it == node), index))
             }
-            Def::Input | Def::Param | Def::State => None,
+            Def::Input | Def::Param | Def::State | Def::Sum => None,
         };
         format!("{} {:?} {:?} {} {like:?} {index:?}", it.name, it.ty, it.sharding, it.pinned)
     };
@@ -230,7 +230,7 @@ fn full_plan(phase: Phase) -> Plan {
     let compute = streams.push(StreamKind::Compute.into());
     let comm = streams.push(StreamKind::Comm.into());
     let event = Event::new(2);
-    let part = |src: Buffer, dst: Buffer| Part { src, dst };
+    let part = |src: Buffer, dst: Buffer| Part { src, dst, adds: false };
     let collective = |kind, on: Comm, parts: &[Part]| Instruction::Collective {
         kind,
         comm: on,
@@ -263,7 +263,7 @@ fn full_plan(phase: Phase) -> Plan {
         streams,
         events: 3,
         buffers,
-        sections: [vec![], step, vec![op(fill.into(), &[], &[loss])]],
+        sections: [vec![], vec![], step, vec![], vec![op(fill.into(), &[], &[loss])]],
         persistent_bytes: 1552,
         model: None,
         step_bytes: 8192,
@@ -525,8 +525,9 @@ fn a_truncated_file_is_refused_as_such() {
 #[test]
 fn large_plans_print_and_parse_in_linear_time() {
     let mut plan = full_plan(Phase::Planned);
-    let step = plan.sections[1].clone();
-    plan.sections[1] = step.iter().cycle().take(20_000).cloned().collect();
+    let at = PlanSection::Step as usize;
+    let step = plan.sections[at].clone();
+    plan.sections[at] = step.iter().cycle().take(20_000).cloned().collect();
     check_plan(&plan);
 }
 

@@ -25,7 +25,7 @@ use rustc_hash::{FxBuildHasher, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::Phase;
-use crate::graph::{Def, Graph, Node, Section, Value};
+use crate::graph::{Def, Graph, Node, Section, Store, Value};
 use crate::model::{check_run, check_training};
 use crate::ops::Op;
 use crate::types::TensorType;
@@ -162,8 +162,12 @@ impl<'a> Cx<'a> {
         let mut seen = FxHashSet::default();
         for store in &graph.stores {
             let value = &graph.values[store.value];
-            if !matches!(graph.values[store.state].def, Def::Param | Def::State) {
-                self.value(store.state, format!("is stored %{}, and is no state", value.name));
+            match graph.values[store.state].def {
+                Def::Param | Def::State => {}
+                Def::Sum => self.sum(store),
+                Def::Input | Def::Result { .. } => {
+                    self.value(store.state, format!("is stored %{}, and is no state", value.name));
+                }
             }
             if graph.values[store.state].ty != value.ty {
                 self.value(store.state, format!("is stored %{} : {}", value.name, value.ty));
@@ -214,6 +218,29 @@ impl<'a> Cx<'a> {
                 context: String::new(),
                 message: error.to_string(),
             });
+        }
+    }
+
+    /// What a sum over micro-batches is stored is that sum and something more, and only `Update` reads it beside.
+    fn sum(&mut self, store: &Store) {
+        let graph = self.graph;
+        let adder = graph.producer(store.value).map(|it| &graph.nodes[it]);
+        let adds = adder.is_some_and(|it| {
+            let mut operands = (0..it.inputs.len()).filter(|&i| it.inputs[i] == store.state);
+            let operand = operands.next().filter(|_| operands.next().is_none());
+            operand.is_some_and(|i| it.inputs.len() > 1 && it.op.without(i).is_some())
+        });
+        if store.section != Section::Backward || !adds {
+            let name = &graph.values[store.value].name;
+            let message = format!("is a sum over micro-batches, and %{name} does not add to it");
+            self.value(store.state, message);
+        }
+        let reads = graph.order.iter().map(|&it| &graph.nodes[it]);
+        let reads =
+            reads.filter(|it| it.section != Section::Update && it.inputs.contains(&store.state));
+        if reads.count() > 1 {
+            let message = "is a sum over micro-batches, and read before it is done".to_string();
+            self.value(store.state, message);
         }
     }
 

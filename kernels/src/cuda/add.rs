@@ -46,6 +46,17 @@ fn two(call: &OpCall<'_>) -> Work {
     launch(function, grid, BLOCK, vec![result(0), arg(0), arg(1), size(n)])
 }
 
+/// Adds `n` elements at `from` to those at `to`, both of type `dtype` and aligned to 16 bytes.
+pub(super) fn onto(dtype: DType, n: u64, to: Pointer, from: Pointer) -> Work {
+    let vector = 16 / dtype.bytes();
+    let types = vec![typed("X", dtype), typed("B", dtype)];
+    let defines = [types, vec![sized("VECTOR", vector), sized("UNROLL", 2)]].concat();
+    let function = Function { source: "add.cu", defines, entry: "add" };
+    let [to, from] = [to, from].map(Arg::Pointer);
+    let grid = [blocks(n, u64::from(BLOCK) * vector * 2), 1, 1];
+    launch(function, grid, BLOCK, vec![to, to, from, size(n)])
+}
+
 /// The table: a pointer and a dtype for each operand, as `Term` of `add.cu`.
 fn many(call: &OpCall<'_>, n_terms: usize) -> Program {
     let n = elements(&call.results[0]);

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use ir::Op;
-use ir::plan::{Instruction, Plan, PlanSection};
+use ir::plan::{BySection, Instruction, Plan, PlanSection};
 
 use super::{Call, Operand, lower, transport};
 
@@ -11,7 +11,7 @@ use super::{Call, Operand, lower, transport};
 #[derive(Debug, Clone, Default)]
 pub struct Scratch {
     /// Bytes, by section and instruction. A batch has those of its calls together.
-    pub needed: [Vec<u64>; 3],
+    pub needed: BySection<Vec<u64>>,
     /// Ops, each as often as it is called.
     pub ops: u64,
     /// Ops on different operands.

@@ -15,6 +15,7 @@
 //! slice, to-partial, a group of one          boxes, or zeros
 //! ```
 //!
+//! A part that adds to its destination arrives in the workspace, and one kernel adds it from there.
 //! NCCL sums in the element type; what is padding stays zero in all of them.
 
 use ir::ops::CollectiveKind;
@@ -24,7 +25,7 @@ use ir::{DType, TensorType};
 use smallvec::SmallVec;
 
 use crate::cuda::boxes::{Boxes, CopyBox, copy_boxes};
-use crate::cuda::{Pointer, Program, Work};
+use crate::cuda::{Pointer, Program, Work, add};
 
 pub use crate::cuda::boxes::functions;
 
@@ -43,6 +44,8 @@ pub struct Part<'a> {
     pub from: &'a Sharding,
     /// Where they go.
     pub to: &'a Sharding,
+    /// Whether they are added to what is there.
+    pub adds: bool,
 }
 
 /// How a part moves; the same on all ranks.
@@ -197,7 +200,7 @@ impl Transport {
 pub fn workspace_of(plan: &Plan, kind: CollectiveKind, comm: Comm, parts: &[plan::Part]) -> u64 {
     let part = |it: &plan::Part| {
         let (src, dst) = (&plan.buffers[it.src], &plan.buffers[it.dst]);
-        Part { ty: &src.ty, from: &src.sharding, to: &dst.sharding }
+        Part { ty: &src.ty, from: &src.sharding, to: &dst.sharding, adds: it.adds }
     };
     workspace(kind, plan.comms[comm], parts.iter().map(part), &plan.mesh)
 }
@@ -209,7 +212,14 @@ pub fn workspace<'a>(
     parts: impl IntoIterator<Item = Part<'a>>,
     mesh: &Mesh,
 ) -> u64 {
-    parts.into_iter().map(|it| transport(kind, axes, it, mesh).workspace()).sum()
+    let of = |it| transport(kind, axes, it, mesh).workspace() + added(it, mesh);
+    parts.into_iter().map(of).sum()
+}
+
+/// Bytes of workspace for what arrives to be added.
+fn added(part: Part<'_>, mesh: &Mesh) -> u64 {
+    let bytes = local_elements(part.to, part.ty, mesh) * part.ty.dtype.bytes();
+    if part.adds { align(bytes) } else { 0 }
 }
 
 /// How one part of a collective over `axes` moves.
@@ -303,6 +313,8 @@ struct Maker<'a> {
     before: Boxes,
     transfers: Vec<Transfer>,
     after: Boxes,
+    /// At last, what has arrived is added to sums.
+    adds: Vec<Work>,
     /// Bytes of the workspace that are taken.
     workspace: u64,
 }
@@ -329,19 +341,27 @@ impl<'a> Maker<'a> {
             before: Boxes::default(),
             transfers: Vec::new(),
             after: Boxes::default(),
+            adds: Vec::new(),
             workspace: 0,
         }
     }
 
     fn add(&mut self, index: u32, part: Part<'_>) -> Result<(), String> {
         self.check(part)?;
+        let mut dst = Pointer::Result(index);
+        if part.adds {
+            let (sum, n) = (dst, local_elements(part.to, part.ty, self.mesh));
+            dst = Pointer::Workspace(self.workspace);
+            self.workspace += added(part, self.mesh);
+            self.adds.extend((n > 0).then(|| add::onto(part.ty.dtype, n, sum, dst)));
+        }
         let local = |it: &Sharding| it.local_shape(&part.ty.shape, self.mesh);
         let sides = Sides {
             part,
             from: local(part.from),
             to: local(part.to),
             src: Pointer::Arg(index),
-            dst: Pointer::Result(index),
+            dst,
             size: part.ty.dtype.bytes(),
         };
         let transport = transport(self.kind, self.axes, part, self.mesh);
@@ -548,6 +568,9 @@ impl<'a> Maker<'a> {
         before.work.extend(self.zeros);
         self.before.finish(&mut before);
         self.after.finish(&mut after);
+        // Nothing follows where nothing leaves the rank.
+        let end = if self.transfers.is_empty() { &mut before } else { &mut after };
+        end.work.extend(self.adds);
         Movement { before, transfers: self.transfers, after, workspace: self.workspace }
     }
 }

@@ -122,7 +122,8 @@ impl CpuBackend {
     fn forget(&mut self, section: PlanSection) {
         let Memory { step, .. } = &mut self.memory;
         let (mut from, all) = (0, step.all_mut());
-        for &(start, end) in self.carried.iter().filter(|_| section == PlanSection::Update) {
+        let keeps = self.plan.finds_carried(section);
+        for &(start, end) in self.carried.iter().filter(|_| keeps) {
             all[from..start.max(from)].fill(0xff);
             from = end.max(from);
         }
@@ -258,6 +259,12 @@ impl CpuBackend {
         if op == ReduceOp::Avg {
             let n = part.terms.len() as f32;
             acc.iter_mut().for_each(|it| *it /= n);
+        }
+        if part.adds {
+            let wide = load(&self.memory, dst, &mut self.scratch)?;
+            let held = wide.as_deref().unwrap_or_else(|| self.memory.slice(dst));
+            acc.iter_mut().zip(held).for_each(|(acc, held)| *acc += held);
+            wide.into_iter().for_each(|it| self.scratch.give(it));
         }
         store(&mut self.memory, dst, &acc)?;
         self.scratch.give(acc);

@@ -29,8 +29,8 @@ use std::thread;
 use std::time::Duration;
 
 use ir::plan::{
-    ALIGN, Arena, Buffer, Comm, Event, Instruction, Plan, PlanSection, Stream, StreamData,
-    StreamKind,
+    ALIGN, Arena, Buffer, BySection, Comm, Event, Instruction, Plan, PlanSection, Stream,
+    StreamData, StreamKind,
 };
 use kernels::cuda::transport::Transfer;
 use kernels::cuda::{Pointer, Program, Work};
@@ -101,7 +101,7 @@ const TIMEOUT: &str = "PLANC_TIMEOUT_S";
 /// freeing memory waits for the device, and what waits for another rank may wait for good.
 pub struct CudaBackend {
     // In this order they are dropped: graphs before the communicators that they use, and memory last.
-    sections: [Section; 3],
+    sections: BySection<Section>,
     /// Keeps the modules that programs launch functions of.
     _loader: Loader,
     comms: Arc<Comms>,
@@ -657,8 +657,8 @@ fn prepare(
     loader: &mut Loader,
     memory: &Memory,
     tables: &DeviceMemory,
-) -> Result<[Section; 3], RunError> {
-    let mut sections: [Section; 3] = Default::default();
+) -> Result<BySection<Section>, RunError> {
+    let mut sections: BySection<Section> = Default::default();
     for (section, instructions) in sections.iter_mut().zip(&plan.sections) {
         section.programs.resize_with(instructions.len(), || None);
         section.movements.resize_with(instructions.len(), || None);

@@ -137,7 +137,7 @@ impl PlanBuilder {
     }
 
     pub fn collective(&mut self, kind: CollectiveKind, comm: Comm, parts: &[(Buffer, Buffer)]) {
-        let parts = parts.iter().map(|&(src, dst)| Part { src, dst }).collect();
+        let parts = parts.iter().map(|&(src, dst)| Part { src, dst, adds: false }).collect();
         self.push(Instruction::Collective { kind, comm, parts, stream: self.stream });
     }
 

@@ -2,7 +2,7 @@
 
 use ir::ops::{Cast, CollectiveKind, Fill, Matmul};
 use ir::placement::{AxisSet, ReduceOp};
-use ir::plan::{Instruction, Plan, Role};
+use ir::plan::{Instruction, Plan, PlanSection, Role};
 use ir::{DType, Phase, TensorType};
 use kernels::Proved;
 use runtime::{Batch, RunError, Session, SessionOptions};
@@ -104,7 +104,7 @@ fn a_plan_that_contradicts_itself_is_refused() {
     });
     let reduce = "`step[1] `all_reduce(dp)` making `y``";
     check_broken(&format!("{reduce} reduces `x` to `y`, which is not partial so"), |it| {
-        let section = &mut it.plan.sections[1];
+        let section = &mut it.plan.sections[PlanSection::Step as usize];
         if let Some(Instruction::Collective { kind, .. }) = section.last_mut() {
             *kind = CollectiveKind::AllReduce(ReduceOp::Sum);
         }

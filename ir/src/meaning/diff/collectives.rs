@@ -126,12 +126,13 @@ fn is_sent(side: &Side<'_>, name: &str) -> bool {
 pub(super) fn totals(a: &Meaning, b: &Meaning) -> Vec<TotalChange> {
     let of = |meaning: &Meaning| {
         let mut res: BTreeMap<(String, String), Total> = BTreeMap::new();
+        let has = |section| meaning.calls.iter().any(|it| it.section == section);
+        let runs = PlanSection::ALL.map(|it| it.runs(meaning.program.micro_batches, has));
         for call in &meaning.calls {
-            let times = match call.section {
-                PlanSection::Prepare => continue,
-                PlanSection::Step => u64::from(meaning.program.micro_batches),
-                PlanSection::Update => 1,
-            };
+            let times = u64::from(runs[call.section as usize]);
+            if times == 0 {
+                continue;
+            }
             let (
                 Some((bytes, wire_bytes)),
                 Does::Move { how, over } | Does::Reduce { how, over, .. },

@@ -106,6 +106,7 @@ impl<'a> Parser<'a> {
             "scope" => self.scope(draft),
             "input" => self.leaf(draft, Def::Input),
             "state" => self.leaf(draft, Def::State),
+            "sum" => self.leaf(draft, Def::Sum),
             "param" => self.param(draft),
             "store" => self.store(draft),
             "result" => {
@@ -118,7 +119,7 @@ impl<'a> Parser<'a> {
                 Ok(())
             }
             _ => Err(self.cursor.expected(
-                "a statement (`%value = op ..`, input, param, state, scope, training, run, store, \
+                "a statement (`%value = op ..`, input, param, state, sum, scope, training, run, store, \
                  result or a section)",
             )),
         }

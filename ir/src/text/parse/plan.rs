@@ -299,7 +299,7 @@ impl<'a> Parser<'a> {
             Instruction::Record { event: self.event(&draft.plan)?, stream }
         } else if self.cursor.eat_word("wait") {
             Instruction::Wait { event: self.event(&draft.plan)?, stream }
-        } else if matches!(self.cursor.byte(), Some(b'%')) {
+        } else if matches!(self.cursor.byte(), Some(b'%' | b'+')) {
             self.assignment(draft, stream)?
         } else {
             return Err(self.cursor.expected("`%result = ..`, record or wait"));
@@ -314,7 +314,14 @@ impl<'a> Parser<'a> {
 
     fn assignment(&mut self, draft: &Draft<'a>, stream: Stream) -> Result<Instruction, ParseError> {
         let start = self.cursor.skip();
-        let results = self.buffer_names(&draft.names)?;
+        let (mut results, mut adds) = (Buffers::new(), SmallVec::<[bool; 4]>::new());
+        loop {
+            adds.push(self.cursor.eat(b'+'));
+            results.push(self.buffer_name(&draft.names)?);
+            if !self.cursor.eat(b',') {
+                break;
+            }
+        }
         let span = start..self.cursor.pos();
         self.cursor.expect(b'=')?;
         let call = self.call(None)?;
@@ -330,6 +337,10 @@ impl<'a> Parser<'a> {
                 Err(self.cursor.error(span.clone(), message))
             }
         };
+        if adds.contains(&true) && !matches!(call, Call::Collective(..)) {
+            let message = "only a collective adds to its results".to_string();
+            return Err(self.cursor.error(span, message));
+        }
         match call {
             Call::Op(op) => Ok(Instruction::Compute { op, args, results, stream }),
             Call::Copy => {
@@ -349,7 +360,8 @@ impl<'a> Parser<'a> {
                 }
                 let comm = self.known_handle('c', "a communicator", draft.plan.comms.len())?;
                 let comm = Comm::new(comm);
-                let parts = args.iter().zip(&results).map(|(&src, &dst)| Part { src, dst });
+                let parts = args.iter().zip(&results).zip(adds);
+                let parts = parts.map(|((&src, &dst), adds)| Part { src, dst, adds });
                 Ok(Instruction::Collective { kind, comm, parts: parts.collect(), stream })
             }
         }

@@ -44,7 +44,7 @@ impl Flow {
 
     /// What `buffer` holds for the instruction `at`: the buffer that its content was first made in, before
     /// collectives and copies of the same section moved it, and the instruction that made it; none if an
-    /// earlier section did. Types are not changed on the way.
+    /// earlier section did. Types are not changed on the way, and nothing is added.
     pub fn moved_from(&self, plan: &Plan, at: At, buffer: Buffer) -> (Buffer, Option<usize>) {
         let (mut buffer, mut before) = (buffer, at.1);
         loop {
@@ -52,7 +52,7 @@ impl Flow {
             let Some(&(_, writer)) = writes.next_back() else { return (buffer, None) };
             let from = match &plan.section(at.0)[writer] {
                 Instruction::Collective { parts, .. } => {
-                    parts.iter().find(|it| it.dst == buffer).map(|it| it.src)
+                    parts.iter().find(|it| it.dst == buffer && !it.adds).map(|it| it.src)
                 }
                 Instruction::Copy { src, .. } => Some(*src),
                 Instruction::Compute { .. }

@@ -4,8 +4,11 @@
 //! exchanged pass.
 //!
 //! ```text
-//! step     %w.grad = ..                  carried, where a step has one micro-batch; or
-//! step     %w.grad.acc = add %w.grad.acc, ..     once, from each of several; zero again in `update`
+//! step     %w.grad = ..                          carried, where a step has one micro-batch; or
+//! step     %w.grad.acc = add %w.grad.acc, ..     a state, from each of several; zero again in `update`; or
+//! first    %w.grad.acc = ..                      carried, where sections differ;
+//! step     %w.grad.acc = add %w.grad.acc, ..     added to by all others,
+//! last     %w.grad.acc = add %w.grad.acc, ..     in `last` moved and reduced only
 //! update   moved and reduced only, then
 //! update   %w, %w.exp_avg, .. = adamw %w, %w.exp_avg, .., %that, ..
 //! ```
@@ -25,7 +28,7 @@ use cranelift_entity::SecondaryMap;
 use super::{At, Cx, Flow, at_text};
 use crate::checkpoint::{Update, update};
 use crate::ops::Op;
-use crate::plan::{Buffer, Instruction, PlanSection, Role};
+use crate::plan::{Buffer, Instruction, Plan, PlanSection, Role};
 use crate::types::DType;
 use crate::verify::Property;
 
@@ -103,47 +106,89 @@ fn only_optimizers_write_parameters(cx: &mut Cx<'_>, flow: &Flow, updates: &[(At
     }
 }
 
-/// The buffer in which the gradient of an optimizer reaches `update`.
+/// The buffer in which the backward passes leave the gradient of an optimizer.
 fn root(cx: &mut Cx<'_>, flow: &Flow, at: At, update: &Update) -> Option<Buffer> {
     let plan = cx.plan;
-    let (root, maker) = flow.moved_from(plan, at, update.grad);
-    let (name, data) = (cx.name(root), &plan.buffers[root]);
-    let made = flow.write_in(root, PlanSection::Step);
-    let wrong = match (maker, data.role, made) {
-        (Some(maker), ..) => Some(format!("is made in {}", at_text((at.0, maker)))),
-        (None, _, None) => Some("`step` does not make".to_string()),
-        (None, Role::Carried, Some(_)) if plan.micro_batches == 1 => None,
-        (None, Role::Carried, Some(_)) => Some("is of the last micro-batch alone".to_string()),
-        (None, Role::State, Some(made)) => {
-            let step = &plan.section(PlanSection::Step)[made];
-            match adds_to(step, root) {
-                true => None,
-                false => Some(format!("{} does not add to", at_text((PlanSection::Step, made)))),
-            }
+    let last = plan.last_micro_batch();
+    let (found, maker) = flow.moved_from(plan, at, update.grad);
+    let (root, wrong) = match (maker, plan.runs(PlanSection::First) > 0) {
+        (Some(maker), _) => (found, Some(format!("is made in {}", at_text((at.0, maker))))),
+        (None, false) => (found, made_in_step(plan, flow, found)),
+        (None, true) => {
+            let (root, made) = flow.moved_from(plan, (last, plan.section(last).len()), found);
+            (root, added_up(plan, flow, root, (last, made)))
         }
-        (None, Role::Param | Role::Input | Role::Temp, Some(_)) => Some("is no gradient".into()),
     };
     match wrong {
         None => Some(root),
         Some(why) => {
+            let name = cx.name(root);
             cx.instruction(PROPERTY, at, format!("trains with %{name}, which {why}"));
             None
         }
     }
 }
 
+/// What is wrong with a gradient where all micro-batches run `step`.
+fn made_in_step(plan: &Plan, flow: &Flow, root: Buffer) -> Option<String> {
+    let made = flow.write_in(root, PlanSection::Step);
+    match (plan.buffers[root].role, made) {
+        (_, None) => Some("`step` does not make".to_string()),
+        (Role::Carried, Some(_)) if plan.micro_batches == 1 => None,
+        (Role::Carried, Some(_)) => Some("is of the last micro-batch alone".to_string()),
+        (Role::State, Some(made)) => {
+            let step = &plan.section(PlanSection::Step)[made];
+            match adds_to(step, root) {
+                true => None,
+                false => Some(format!("{} does not add to", at_text((PlanSection::Step, made)))),
+            }
+        }
+        (Role::Param | Role::Input | Role::Temp, Some(_)) => Some("is no gradient".into()),
+    }
+}
+
+/// What is wrong with a sum that the first micro-batch starts and the last one ends, in `made`.
+fn added_up(
+    plan: &Plan,
+    flow: &Flow,
+    sum: Buffer,
+    (last, made): (PlanSection, Option<usize>),
+) -> Option<String> {
+    if plan.buffers[sum].role != Role::Carried {
+        return Some("is no sum of this step's micro-batches".to_string());
+    }
+    let mut all = PlanSection::MICRO_BATCHES.into_iter().filter(|&it| plan.runs(it) > 0);
+    all.find_map(|section| {
+        let made = if section == last { made } else { flow.write_in(sum, section) };
+        let adds =
+            |it: usize| section == PlanSection::First || adds_to(&plan.section(section)[it], sum);
+        match made {
+            None => Some(format!("`{}` does not make", section.name())),
+            Some(it) if adds(it) => None,
+            Some(it) => Some(format!("{} does not add to", at_text((section, it)))),
+        }
+    })
+}
+
 /// Whether an instruction adds something to what `sum` holds, which it counts once.
 pub(super) fn adds_to(instruction: &Instruction, sum: Buffer) -> bool {
-    let Instruction::Compute { op, args, results, .. } = instruction else { return false };
-    let once = args.iter().filter(|it| **it == sum).count() == 1;
-    let added = match op {
-        Op::Add(_) => true,
-        Op::Matmul(it) => it.accumulate && args[2] == sum,
-        Op::QuantMatmul(it) => it.accumulate && args[4] == sum,
-        // No other op adds to an accumulator.
-        _ => false,
+    let (op, args, results) = match instruction {
+        Instruction::Compute { op, args, results, .. } => (op, args, results),
+        // No part reads what another writes.
+        Instruction::Collective { parts, .. } => {
+            return parts.iter().any(|it| it.dst == sum && it.adds);
+        }
+        Instruction::Copy { .. } | Instruction::Record { .. } | Instruction::Wait { .. } => {
+            return false;
+        }
     };
-    once && added && results.as_slice() == [sum]
+    let mut of_sum = (0..args.len()).filter(|&it| args[it] == sum);
+    match (of_sum.next(), of_sum.next()) {
+        (Some(operand), None) => {
+            op.without(operand).is_some() && args.len() > 1 && results.as_slice() == [sum]
+        }
+        (None, _) | (Some(_), Some(_)) => false,
+    }
 }
 
 /// Each gradient is in the norm once per parameter that it trains, and nothing else is.

@@ -22,6 +22,12 @@ pub(super) fn handles(cx: &mut Cx<'_>) {
     if plan.micro_batches == 0 {
         program(cx, "a step has no micro-batch");
     }
+    for section in PlanSection::MICRO_BATCHES {
+        if plan.runs(section) == 0 && !plan.section(section).is_empty() {
+            let (name, n) = (section.name(), plan.micro_batches);
+            program(cx, &format!("`{name}` never runs in {n} micro-batches"));
+        }
+    }
     if plan.streams.values().next().map(|it| it.kind) != Some(StreamKind::Compute) {
         program(cx, "the first stream is not for compute");
     }

@@ -7,12 +7,18 @@
 //! a history          step or update        s = f(s, ..)
 //! ```
 //!
-//! That nothing writes one twice in a section is for `values`.
+//! `step` stands for each section that runs a micro-batch. That nothing writes a state twice in a section is for
+//! `values`. What the first of several micro-batches leaves to the others is a weight, moved, or a sum:
+//!
+//! ```text
+//! a weight           first    %w.full = all_gather %w
+//! a sum              first    s = ..       step, last  s = s + ..
+//! ```
 
 use cranelift_entity::SecondaryMap;
 
 use super::gradients::adds_to;
-use super::{Cx, Flow, at_text};
+use super::{At, Cx, Flow, at_text};
 use crate::ops::Op;
 use crate::plan::{Buffer, Instruction, Plan, PlanSection, Role};
 use crate::verify::Property;
@@ -30,6 +36,19 @@ pub(super) fn check(cx: &mut Cx<'_>, flow: &Flow) {
         kinds[kind as usize] += 1;
         if let Some(wrong) = wrong {
             cx.buffer(PROPERTY, state, wrong);
+        }
+    }
+    let first: Vec<Buffer> = plan
+        .buffers
+        .iter()
+        .filter(|it| it.1.role == Role::Carried)
+        .map(|it| it.0)
+        .filter(|&it| flow.write_in(it, PlanSection::First).is_some())
+        .collect();
+    for buffer in first {
+        match left_by_first(plan, flow, buffer) {
+            Ok(kind) => kinds[kind as usize] += u64::from(matches!(kind, Kind::Sum)),
+            Err(wrong) => cx.buffer(PROPERTY, buffer, wrong),
         }
     }
     let counts = vec![
@@ -50,50 +69,55 @@ enum Kind {
 
 /// What a state is, and what is wrong with it as such.
 fn kind(plan: &Plan, flow: &Flow, weights: &OfWeights, state: Buffer) -> (Kind, Option<String>) {
-    let [prepare, step, update] = PlanSection::ALL.map(|it| flow.write_in(state, it));
+    let [prepare, update] =
+        [PlanSection::Prepare, PlanSection::Update].map(|it| flow.write_in(state, it));
     let fail = |kind, why: String| (kind, Some(why));
     let in_update = |index| at_text((PlanSection::Update, index));
     let of_itself = |section, index| made_of_itself(plan, flow, section, index, state);
     if flow.writes[state].is_empty() {
         return fail(Kind::Kept, "is a state, and nothing writes it".into());
     }
+    let steps = match in_micro_batches(plan, flow, state) {
+        Ok(it) => it,
+        Err(why) => return fail(Kind::Kept, why),
+    };
+    let adds = |&&(section, at): &&At| adds_to(&plan.section(section)[at], state);
     if let Some(reset) = update.filter(|&it| is_zero(plan, flow, it, state)) {
         let late = flow.reads_in(state, PlanSection::Update).find(|&it| it > reset);
-        return match (step, late) {
-            (None, _) => fail(Kind::Sum, "is zero after each step, and `step` adds nothing".into()),
-            (Some(at), _) if !adds_to(&plan.section(PlanSection::Step)[at], state) => {
-                let at = at_text((PlanSection::Step, at));
+        let other = steps.iter().find(|it| !adds(it));
+        return match (other, late) {
+            _ if steps.is_empty() => {
+                fail(Kind::Sum, "is zero after each step, and `step` adds nothing".into())
+            }
+            (Some(&at), _) => {
+                let at = at_text(at);
                 fail(Kind::Sum, format!("is a sum over micro-batches, and {at} does not add to it"))
             }
-            (Some(_), Some(late)) => {
+            (None, Some(late)) => {
                 let (late, reset) = (in_update(late), in_update(reset));
                 fail(Kind::Sum, format!("is read in {late}, after {reset} set it to zero"))
             }
-            (Some(_), None) if !is_used(plan, flow, state, reset) => {
+            (None, None) if !is_used(plan, flow, state, reset) => {
                 fail(Kind::Sum, "is a sum over micro-batches, and `update` does not use it".into())
             }
-            (Some(_), None) => (Kind::Sum, None),
+            (None, None) => (Kind::Sum, None),
         };
     }
     let read_in_update = flow.reads_in(state, PlanSection::Update).next().is_some();
-    match step {
-        Some(at)
-            if adds_to(&plan.section(PlanSection::Step)[at], state)
-                && read_in_update
-                && update.is_none() =>
-        {
-            let why = "is added to in each `step`, and `update` never resets it";
-            return fail(Kind::Sum, why.into());
-        }
-        Some(at)
-            if !of_itself(PlanSection::Step, at) && read_in_update && plan.micro_batches > 1 =>
-        {
-            let at = at_text((PlanSection::Step, at));
-            let why = format!("is replaced in {at}, whatever micro-batches before left");
-            return fail(Kind::Kept, why);
-        }
-        Some(_) => return (Kind::Kept, None),
-        None => {}
+    if steps.iter().any(|it| adds(&it)) && read_in_update && update.is_none() {
+        let why = "is added to in each `step`, and `update` never resets it";
+        return fail(Kind::Sum, why.into());
+    }
+    if let Some(&at) = steps.iter().find(|it| !of_itself(it.0, it.1))
+        && read_in_update
+        && plan.micro_batches > 1
+    {
+        let at = at_text(at);
+        let why = format!("is replaced in {at}, whatever micro-batches before left");
+        return fail(Kind::Kept, why);
+    }
+    if !steps.is_empty() {
+        return (Kind::Kept, None);
     }
     match (prepare, update) {
         (_, Some(at)) if of_itself(PlanSection::Update, at) => (Kind::Kept, None),
@@ -111,6 +135,48 @@ fn kind(plan: &Plan, flow: &Flow, weights: &OfWeights, state: Buffer) -> (Kind, 
             fail(Kind::Derived, why)
         }
         (_, Some(_)) | (Some(_), None) | (None, None) => (Kind::Derived, None),
+    }
+}
+
+/// Where micro-batches write a buffer: each section that runs one, or none.
+fn in_micro_batches(plan: &Plan, flow: &Flow, buffer: Buffer) -> Result<Vec<At>, String> {
+    let run = PlanSection::MICRO_BATCHES.into_iter().filter(|&it| plan.runs(it) > 0);
+    let (mut written, mut left) = (Vec::new(), None);
+    for section in run {
+        match flow.write_in(buffer, section) {
+            Some(index) => written.push((section, index)),
+            None => left = Some(section),
+        }
+    }
+    match (written.first(), left) {
+        (Some(&at), Some(left)) => {
+            Err(format!("is written in {}, and `{}` leaves it", at_text(at), left.name()))
+        }
+        (Some(_), None) | (None, _) => Ok(written),
+    }
+}
+
+/// What a buffer is that the first of several micro-batches leaves to others; or what is wrong with it.
+fn left_by_first(plan: &Plan, flow: &Flow, buffer: Buffer) -> Result<Kind, String> {
+    let len = plan.section(PlanSection::First).len();
+    let (from, maker) = flow.moved_from(plan, (PlanSection::First, len), buffer);
+    let stays = |section| flow.write_in(from, section).is_none();
+    let survives = matches!(plan.buffers[from].role, Role::Param | Role::State);
+    if maker.is_none() && survives && PlanSection::MICRO_BATCHES.into_iter().all(stays) {
+        return Ok(Kind::Derived);
+    }
+    let written = in_micro_batches(plan, flow, buffer)?;
+    let other = written[1..].iter().find(|it| !adds_to(&plan.section(it.0)[it.1], buffer));
+    let used = flow.reads[buffer].iter().any(|it| !written.contains(it));
+    match other {
+        Some(&at) => {
+            let at = at_text(at);
+            Err(format!("is a sum over micro-batches, and {at} does not add to it"))
+        }
+        None if !used => {
+            Err("is a sum over micro-batches, and `update` does not use it".to_string())
+        }
+        None => Ok(Kind::Sum),
     }
 }
 

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use super::{At, Cx};
 use crate::ops::Op;
+use crate::placement::ReduceOp;
 use crate::plan::{Buffer, Instruction, PlanSection};
 use crate::types::DType;
 use crate::verify::Property;
@@ -58,6 +59,10 @@ pub(super) fn check<'a>(
                     let (from, to) = (class_of[part.src], class_of[part.dst]);
                     if let Some(fault) = checker.part(*kind, plan.comms[*comm], from, to) {
                         cx.instruction(fault.property, at, fault.message.clone());
+                    }
+                    if part.adds && (kind.is_local() || kind.reduce() != Some(ReduceOp::Sum)) {
+                        let message = "adds to a buffer what it does not sum".into();
+                        cx.instruction(Property::Reductions, at, message);
                     }
                     if read_at[part.dst] == Some(at) {
                         let message = "writes a buffer that it reads".into();

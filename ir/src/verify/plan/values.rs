@@ -1,12 +1,14 @@
 //! `values`, beyond what `accesses` sees: a buffer holds one value a section, and no value is made in vain.
 //!
-//! Temporaries and what is carried are written once a timeline, states and parameters once a section. Two
+//! Temporaries and what is carried are written once a timeline, but that several micro-batches may add to one sum;
+//! states and parameters once a section. Two
 //! values in one buffer would be told apart by order alone, which no name shows. And what nothing reads is
 //! a contribution that is lost.
 
 use smallvec::SmallVec;
 
-use super::{Cx, Flow, at_text};
+use super::gradients::adds_to;
+use super::{At, Cx, Flow, at_text};
 use crate::plan::{Arena, Buffer, Instruction, PlanSection, Role};
 use crate::verify::Property;
 
@@ -30,7 +32,12 @@ pub(super) fn check(cx: &mut Cx<'_>, flow: &Flow) {
                 PlanSection::TIMELINES.iter().any(|it| it.contains(&a) && it.contains(&b))
             }
         };
-        for pair in writes.windows(2).filter(|it| together(it[0].0, it[1].0)) {
+        let adds = |pair: &[At]| {
+            let (section, index) = pair[1];
+            let other_section = pair[0].0 != section && section != PlanSection::Update;
+            other_section && adds_to(&plan.section(section)[index], buffer)
+        };
+        for pair in writes.windows(2).filter(|it| together(it[0].0, it[1].0) && !adds(it)) {
             let first = at_text(pair[0]);
             let message = format!("writes %{}, which holds another value since {first}", data.name);
             cx.instruction(PROPERTY, pair[1], message);

@@ -246,7 +246,7 @@ fn check(step: &Step, from: &Sharding, shape: &[u64], mesh: &Mesh) -> Transport 
 fn check_of(step: &Step, from: &Sharding, ty: &TensorType, mesh: &Mesh) -> Transport {
     let (kind, axes) = (CollectiveKind::from(step.kind), step.kind.axes());
     let (shape, dtype) = (ty.shape.as_slice(), ty.dtype);
-    let part = Part { ty, from, to: &step.to };
+    let part = Part { ty, from, to: &step.to, adds: false };
     let coords: Vec<Coord> = mesh.coords().collect();
     // Whole numbers, so that sums and averages are exact. Ranks that hold copies hold the same.
     let locals: Vec<Vec<f64>> = coords
