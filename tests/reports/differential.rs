@@ -65,11 +65,7 @@ impl Choices {
 
 /// A model: embedding, layers, head, in random sizes and with random options.
 fn model(it: &mut Choices) -> String {
-<<<<<<< HEAD
-    let heads: u64 = it.of(&[2, 4, 6, 8]);
-=======
-    let heads: u32 = it.of(&[2, 4, 6, 8]);
->>>>>>> fe82f53 (Reduce sums of micro-batches beside the last backward pass)
+    let heads = it.of(&[2_u32, 4, 6, 8]);
     let kv_heads = it.of(&[1, 2, heads / 2, heads]);
     let kv_heads = if heads.is_multiple_of(kv_heads) { kv_heads } else { 1 };
     // A LayerNorm of two features gives their order and nothing else: its gradients are rounding errors.
@@ -89,11 +85,11 @@ fn model(it: &mut Choices) -> String {
     line(it.perhaps(&["sequence_parallel: true"]));
     line(it.perhaps(&["micro_batches: 2", "micro_batches: 3"]));
     line(it.perhaps(&["reduce_gradients: LastMicroBatch"]));
-    line(it.perhaps(&[
-        "checkpoint: Full",
-        "checkpoint: Selective([\"attention\"])",
-        "checkpoint: Recompute([\"glu\", \"rms_norm\"])",
-    ]));
+    let recompute = match activation.ends_with("glu") {
+        true => "checkpoint: Recompute([\"glu\", \"attention\"])",
+        false => "checkpoint: Recompute([\"activation\", \"attention\"])",
+    };
+    line(it.perhaps(&["checkpoint: Full", "checkpoint: Selective([\"attention\"])", recompute]));
     line(it.perhaps(&["clip_norm: 0.5"]));
     line(it.perhaps(&["tied: [(\"head.weight\", \"embed.weight\")]"]));
     line(it.perhaps(&["frozen: [\"*.up_proj.weight\"]", "frozen: [\"embed.weight\"]"]));

@@ -182,7 +182,7 @@ fn ffn(more: &str) -> String {
             layers: [
                 Embedding(name: "e", vocab: 50, dim: 24),
                 TransformerLayer(
-                    name: "l", norm: RmsNorm(), attention: (heads: 4, kv_heads: 2, rope: ()),
+                    name: "l", norm: RmsNorm(), attention: (heads: 4, kv_heads: 2, rope: (), qkv_bias: false),
                     mlp: (ffn: 33, {more}),
                 ),
                 RmsNorm(name: "n"),
