@@ -10,7 +10,7 @@ use ir::random::philox4x32_10;
 use crate::harness::*;
 
 /// Models tried, from seed 0 on; each runs on one rank and on [`MESHES_OF_A_MODEL`] meshes. `MODELS=2000` before the
-/// test looks further.
+/// test looks further, `MODELS=1000..2000` at those seeds alone.
 const MODELS: u32 = 64;
 const MESHES_OF_A_MODEL: usize = 3;
 
@@ -31,14 +31,23 @@ const BF16_NORM: f64 = 2e-2;
 /// Relative, in the second step: gradients of 0.1 are off by some 1e-3, which is Adam's `eps`, so that the
 /// smallest of them step anywhere.
 const BF16_SECOND: f64 = 4e-2;
+/// Relative. As [`BF16_SECOND`], but gradients cancel: the worst of 300 models is off by 5.4e-2.
+const BF16_SECOND_NORM: f64 = 0.1;
 
 const MESHES: [&str; 19] = [
     "2", "3", "4", "8", "1x2", "1x3", "1x4", "1x8", "2x1", "2x2", "2x3", "3x2", "2x4", "4x2",
     "1x2x2", "2x1x2", "2x2x1", "2x2x2", "2x1x4",
 ];
 
-fn n_models() -> u32 {
-    std::env::var("MODELS").ok().and_then(|it| it.parse().ok()).unwrap_or(MODELS)
+fn seeds() -> std::ops::Range<u32> {
+    let number = |it: &str| it.parse().expect("MODELS is a number or a range of numbers");
+    match std::env::var("MODELS") {
+        Ok(text) => match text.split_once("..") {
+            Some((first, end)) => number(first)..number(end),
+            None => 0..number(&text),
+        },
+        Err(_) => 0..MODELS,
+    }
 }
 
 /// Choices that depend on a seed alone.
@@ -309,7 +318,7 @@ fn check_model(seed: u32) {
         let found = train(&source, mesh, &[], 2);
         let what = format!("seed {seed}, mesh {mesh}");
         let tolerances = match source.contains("bf16") {
-            true => [(BF16_LOSS, BF16_NORM), (BF16_SECOND, BF16_SECOND)],
+            true => [(BF16_LOSS, BF16_NORM), (BF16_SECOND, BF16_SECOND_NORM)],
             false => [(LOSS, GRADIENT), (SECOND_LOSS, SECOND_NORM)],
         };
         for (step, (loss, norm)) in tolerances.into_iter().enumerate() {
@@ -321,7 +330,7 @@ fn check_model(seed: u32) {
 
 #[test]
 fn random_models_train_like_one_rank() {
-    for seed in 0..n_models() {
+    for seed in seeds() {
         check_model(seed);
     }
 }
