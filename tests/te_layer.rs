@@ -78,6 +78,7 @@ fn replace_loss(graph: &mut Graph) {
         value: dy,
         compute: dy,
         full: dy,
+        label: None,
         init: Init::Zeros,
         decay: false,
         trainable: false,

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
 use ir::graph::{AfterForward, Def, Name, Store};
 use ir::ops::CollectiveKind;
-use ir::placement::{AxisSet, ReduceOp};
+use ir::placement::{AxisSet, ReduceOp, Sharding};
 use ir::plan::{
     Buffer, BufferData, Comm, Instruction, Part, Plan, PlanParam, PlanSection, Role, Stream,
     StreamKind,
@@ -575,8 +575,13 @@ impl Lowering<'_> {
     }
 
     fn finish(mut self) -> Plan {
+        // A pass may have laid a parameter out otherwise since.
+        let is_of = |label: &Sharding, value: Value| {
+            label.without_unit_axes(&self.graph.mesh) == *self.graph.sharding(value)
+        };
         let params = self.graph.params.iter().map(|it| PlanParam {
             buffer: self.buffer(it.value),
+            label: it.label.clone().filter(|label| is_of(label, it.value)),
             init: it.init,
             aliases: it.aliases.clone(),
         });

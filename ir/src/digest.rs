@@ -31,7 +31,10 @@ impl Digest {
             value.sharding = None;
             value.pinned = false;
         }
-        graph.params.iter_mut().for_each(|it| it.placed = false);
+        for param in &mut graph.params {
+            param.placed = false;
+            param.label = None;
+        }
         for scope in graph.scopes.values_mut() {
             scope.unit = 0;
             scope.checkpoint = Checkpoint::default();

@@ -334,6 +334,9 @@ pub struct Param {
     pub compute: Value,
     /// The weight as modules read it: gathered over the FSDP axes.
     pub full: Value,
+    /// Its storage layout with the axes of size 1 by which the model cuts it, as PyTorch labels it; `None` where that
+    /// is the stored layout.
+    pub label: Option<Sharding>,
     /// How it starts.
     pub init: Init,
     /// Weight decay applies to it.

@@ -22,11 +22,12 @@
 mod clocks;
 mod profile;
 
-use cranelift_entity::{PrimaryMap, entity_impl};
+use cranelift_entity::{PrimaryMap, SecondaryMap, entity_impl};
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::Phase;
+use crate::checkpoint::update;
 use crate::digest::Digest;
 use crate::graph::{Init, Name};
 use crate::ops::{CollectiveKind, Op};
@@ -315,6 +316,9 @@ pub struct Part {
 pub struct PlanParam {
     /// Holds the master weight; its name is the parameter's.
     pub buffer: Buffer,
+    /// The layout of the buffer with the axes of size 1 by which the model cuts it, as PyTorch labels it; `None` where
+    /// that is the buffer's own.
+    pub label: Option<Sharding>,
     /// How it starts.
     pub init: Init,
     /// Other names of the same tensor.
@@ -469,6 +473,23 @@ impl Plan {
             }
         }
         self.comms.keys().filter(|it| used[it.as_u32() as usize]).collect()
+    }
+
+    /// Layouts by which PyTorch labels buffers: those of parameters, and of the optimizer states that are laid out like
+    /// their parameter. `None` where it is the buffer's own sharding.
+    pub fn labels(&self) -> SecondaryMap<Buffer, Option<&Sharding>> {
+        let mut res = SecondaryMap::new();
+        self.params.iter().for_each(|it| res[it.buffer] = it.label.as_ref());
+        for instruction in self.section(PlanSection::Update) {
+            let Some(update) = update(instruction) else { continue };
+            let sharding = |it: Buffer| &self.buffers[it].sharding;
+            for (state, _) in update.states {
+                if sharding(state) == sharding(update.param) {
+                    res[state] = res[update.param];
+                }
+            }
+        }
+        res
     }
 
     /// The buffer of this name.

@@ -69,12 +69,13 @@ pub fn tensors(
     let params = plan.params.iter().map(|it| (it.buffer, it.aliases.as_slice()));
     let states = plan.buffers.iter().filter(|it| with_states && it.1.role == Role::State);
     let all = params.chain(states.map(|it| (it.0, [].as_slice())));
+    let labels = plan.labels();
     let fits = |name: &str| pattern.is_none_or(|it| it.matches(name));
     let res: Vec<TensorView> = all
         .filter(|(buffer, aliases)| {
             fits(&plan.buffers[*buffer].name) || aliases.iter().any(|it| fits(it))
         })
-        .map(|(buffer, aliases)| TensorView::of(plan, buffer, aliases, ranks))
+        .map(|(buffer, aliases)| TensorView::of(plan, buffer, labels[buffer], aliases, ranks))
         .collect();
     match pattern {
         Some(pattern) if res.is_empty() => {
@@ -99,10 +100,16 @@ impl TensorView {
         drawing(&subject, &plan.mesh, cuts, chosen, style)
     }
 
-    fn of(plan: &Plan, buffer: Buffer, aliases: &[String], ranks: &[u64]) -> TensorView {
+    fn of(
+        plan: &Plan,
+        buffer: Buffer,
+        label: Option<&Sharding>,
+        aliases: &[String],
+        ranks: &[u64],
+    ) -> TensorView {
         let mesh = &plan.mesh;
         let data = &plan.buffers[buffer];
-        let torch = data.sharding.to_torch(mesh);
+        let torch = label.unwrap_or(&data.sharding).to_torch(mesh);
         TensorView {
             buffer,
             name: data.name.clone(),

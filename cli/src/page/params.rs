@@ -1,6 +1,6 @@
 //! Every parameter's placement as a picture; parameters of layers that are laid out alike are one.
 
-use ir::placement::Placement;
+use ir::placement::{Placement, Sharding};
 use ir::plan::{Buffer, BufferData};
 use maud::{Markup, html};
 
@@ -15,6 +15,8 @@ use crate::words::{fold, layer, numbers};
 struct Group<'a> {
     name: String,
     data: &'a BufferData,
+    /// The layout that PyTorch labels.
+    label: &'a Sharding,
     buffers: Vec<Buffer>,
     /// As modules read it, where that is another layout.
     read: Option<Buffer>,
@@ -46,15 +48,19 @@ fn groups<'a>(cx: &Cx<'a>) -> Vec<Group<'a>> {
     let mut res: Vec<Group> = Vec::new();
     for param in &plan.params {
         let data = &plan.buffers[param.buffer];
-        let name = fold(&data.name);
+        let (name, label) = (fold(&data.name), param.label.as_ref().unwrap_or(&data.sharding));
         let alike = |it: &Group| {
-            it.name == name && it.data.ty == data.ty && it.data.sharding == data.sharding
+            it.name == name
+                && it.data.ty == data.ty
+                && it.data.sharding == data.sharding
+                && it.label == label
         };
         match res.iter_mut().find(|it| alike(it)) {
             Some(group) => group.buffers.push(param.buffer),
             None => res.push(Group {
                 name,
                 data,
+                label,
                 buffers: vec![param.buffer],
                 read: gathered(param.buffer),
             }),
@@ -69,7 +75,7 @@ fn card(cx: &Cx, group: &Group, id: &str, cuts: &mut Cuts) -> Markup {
     let layers: Vec<u64> =
         group.buffers.iter().filter_map(|it| layer(&plan.buffers[*it].name)).collect();
     let name = if group.buffers.len() == 1 { data.name.clone() } else { group.name.clone() };
-    let torch = data.sharding.to_torch(mesh).ok().map(|it| {
+    let torch = group.label.to_torch(mesh).ok().map(|it| {
         let parts: Vec<String> = it.iter().map(Placement::to_string).collect();
         format!("[{}]", parts.join(", "))
     });

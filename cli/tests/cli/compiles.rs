@@ -1,4 +1,4 @@
-//! Models that compile on every mesh and train the same losses there.
+//! Models that compile on every mesh, train the same losses there, and are labelled as PyTorch labels them.
 
 use std::fs;
 
@@ -108,4 +108,61 @@ fn the_gradient_of_another_parameter() {
         lines[own] = lines[own].replace(&grad(&lines[own]), &grad(&lines[other]));
     });
     assert!(report.contains("values") || report.contains("gradients"), "{report}");
+}
+
+/// PyTorch's notation of a parameter, or of a state, as `inspect` prints it.
+#[track_caller]
+fn label(folder: &Folder, mesh: &str, name: &str) -> String {
+    let text = folder.works(&format!("inspect model.ron --mesh {mesh} --states --param {name}"));
+    let line = text.lines().find(|it| it.trim_start().starts_with("torch ")).expect("a label");
+    line.split(" or ").nth(1).expect("the short form").to_string()
+}
+
+/// FSDP2 labels a weight on every axis that it is given, also one of size 1.
+#[test]
+fn axes_of_size_1_are_labelled_like_those_of_fsdp2() {
+    let folder = Folder::new("labels_of_size_1", &[]);
+    let q = "model.layers.0.self_attn.q_proj.weight";
+    let o = "model.layers.0.self_attn.o_proj.weight";
+    for (mesh, name, expect) in [
+        ("2x2", q, "[SS(0, 2), S(0)]"),
+        ("1x2", q, "[SS(0, 2), S(0)]"),
+        ("2x1", q, "[S(0), S(0)]"),
+        ("1x1", q, "[S(0), S(0)]"),
+        ("1", q, "[S(0)]"),
+        ("1x4", "model.layers.0.self_attn.k_proj.weight", "[SS(0, 4), S(0)]"),
+        ("1x2", o, "[S(0), S(1)]"),
+        ("2x1", o, "[S(0), S(1)]"),
+        ("1x2", "model.norm.weight", "[S(0), R]"),
+        ("2x1", "model.norm.weight", "[S(0), R]"),
+        ("dp_replicate=1,dp_shard=2,tp=1", q, "[R, S(0), S(0)]"),
+        ("dp_replicate=2,dp_shard=1,tp=2", q, "[R, SS(0, 2), S(0)]"),
+    ] {
+        assert_eq!(label(&folder, mesh, name), expect, "{name} on {mesh}");
+        let moment = format!("{name}.exp_avg");
+        assert_eq!(label(&folder, mesh, &moment), expect, "{moment} on {mesh}");
+    }
+    // From a plan, as from the model, and in JSON.
+    folder.works("compile model.ron --mesh 1x2 -q");
+    let text = folder.works(&format!("inspect model.plan --param {q} --format json"));
+    assert!(unspaced(&text).contains(r#""torch":["StridedShard(0,2)","Shard(0)"]"#), "{text}");
+}
+
+fn unspaced(text: &str) -> String {
+    text.split_whitespace().collect()
+}
+
+/// A label that says something else than the buffer's layout is refused.
+#[test]
+fn a_label_of_another_layout() {
+    let folder = Folder::new("label_of_another_layout", &[]);
+    folder.edit("1x2", |lines| {
+        let at =
+            position(lines, |it| it.starts_with("  param ") && it.contains("label=[tp.dp, _]"));
+        lines[at] = lines[at].replace("label=[tp.dp, _]", "label=[dp, tp]");
+    });
+    let ran = folder.planc("verify edited.plan");
+    assert_eq!(ran.code, 1, "{}", ran.stdout);
+    let text = unwrapped(&(ran.stdout + &ran.stderr));
+    assert!(text.contains("has the label [dp, tp], which is another layout"), "{text}");
 }

@@ -118,6 +118,7 @@ impl Model<'_> {
             value,
             compute,
             full: whole,
+            label: None,
             init: Init::Zeros,
             decay: true,
             trainable: true,

@@ -623,6 +623,7 @@ impl<'a> Cx<'a> {
             }
             sharding.dims[1] = self.tp.cut();
         }
+        let sharding = sharding.without_unit_axes(&self.layout.mesh);
         self.builder.pin(value, sharding);
         Ok(())
     }

@@ -18,7 +18,7 @@ use super::schema::{Model, ReshardAfterForward};
 use crate::graph::AfterForward;
 use crate::placement::{Axis, AxisSet, DimLayout, Mesh};
 
-/// Axes of one job, major to minor, without those of size 1.
+/// Axes of one job, major to minor.
 pub type Axes = SmallVec<[Axis; 4]>;
 
 /// The axes of one job by what they are for, read from the model and the mesh.
@@ -28,9 +28,9 @@ pub struct Layout {
     pub mesh: Mesh,
     /// Names of the axes of all meshes of the model.
     pub names: Vec<String>,
-    /// Axes that shard the batch.
+    /// Axes that shard the batch, without those of size 1.
     pub data: Axes,
-    /// Axes that shard parameters.
+    /// Axes that shard parameters, those of size 1 among them.
     pub fsdp: Axes,
     /// Names of the axes that shard parameters, on any mesh.
     pub fsdp_names: Vec<String>,
@@ -49,7 +49,7 @@ pub struct Layout {
 pub struct Tp {
     /// The user's name of it; empty if the model has none.
     pub name: String,
-    /// Its parts, major to minor.
+    /// Its parts, major to minor; also if it is of size 1.
     pub axes: Axes,
     /// How many coordinates it has.
     pub size: u64,
@@ -95,7 +95,8 @@ impl Layout {
         mesh = refine(mesh, &attentions, &tp_name, &names)?;
         let (mesh, after_forward) =
             after_forward(mesh, model.fsdp.reshard_after_forward, &fsdp_names)?;
-        let (data, fsdp) = (axes(&mesh, &data_names), axes(&mesh, &fsdp_names));
+        let data = axes(&mesh, &data_names).into_iter().filter(|&it| mesh.size(it) > 1).collect();
+        let fsdp = axes(&mesh, &fsdp_names);
         let tp = Tp::new(&mesh, &tp_name);
         let weight_mesh = match &model.weight_mesh {
             Some(it) => Some(set(&mesh, &job(&Some(it.clone()), &[], &names, "weight_mesh")?)),
@@ -264,6 +265,9 @@ fn after_forward(
         if rest == 1 {
             break;
         }
+        if size == 1 {
+            continue;
+        }
         if rest.is_multiple_of(size) {
             rest /= size;
             kept.push(name);
@@ -314,10 +318,9 @@ fn job(
     }
 }
 
-/// The axes of these names that the mesh has, in the order of the mesh, without those of size 1.
+/// The axes of these names that the mesh has, in the order of the mesh.
 fn axes(mesh: &Mesh, names: &[String]) -> Axes {
-    let set = set(mesh, names);
-    set.iter().filter(|&it| mesh.size(it) > 1).collect()
+    set(mesh, names).iter().collect()
 }
 
 fn set(mesh: &Mesh, names: &[String]) -> AxisSet {

@@ -113,9 +113,13 @@ impl Cx<'_> {
             let dim = fsdp_dim.min(ndim - 1);
             storage = placement::fsdp(&storage, dim, self.layout.fsdp.iter().copied());
         }
+        let label = std::mem::take(&mut storage);
+        storage = label.without_unit_axes(&self.layout.mesh);
+        compute = compute.without_unit_axes(&self.layout.mesh);
         let reduce_dtype = self.model.precision.reduce;
         let master = self.builder.leaf(&name, TensorType::new(dtype, spec.shape), Def::Param);
         self.builder.pin(master, storage.clone());
+        let stored = storage.clone();
         let in_compute = self.in_compute(master, &name, storage)?;
         let full = Reshard { reduce: Some(reduce_dtype) };
         let full = self.builder.op(&format!("{name}.full"), full, &[in_compute]);
@@ -127,6 +131,7 @@ impl Cx<'_> {
             value: master,
             compute: in_compute,
             full,
+            label: Some(label).filter(|it| *it != stored),
             init,
             decay,
             trainable,
@@ -187,7 +192,8 @@ impl Cx<'_> {
         Ok(full)
     }
 
-    /// Reads placements by axis; axes that this mesh lacks, or has at size 1, cut nothing.
+    /// Reads placements by axis; axes that this mesh lacks cut nothing. Axes of size 1 are in the result if that is the
+    /// same layout: a split that lines up with other cuts where they are larger need not do so here.
     pub(super) fn placements(
         &self,
         tensor: &str,
@@ -202,17 +208,19 @@ impl Cx<'_> {
             }
         }
         let mesh = &self.layout.mesh;
-        let torch: Vec<Placement> = mesh
-            .user_axes()
-            .into_iter()
-            .map(|(name, size)| match placements.get(name) {
-                Some(&it) if size > 1 => it.into(),
+        let read = |fits: fn(Placement, u32) -> bool| {
+            let axes = mesh.user_axes().into_iter();
+            let torch = axes.map(|(name, size)| match placements.get(name) {
+                Some(&it) if fits(it.into(), size) => it.into(),
                 _ => Placement::Replicate,
-            })
-            .collect();
-        Sharding::from_torch(&torch, ndim, mesh).map_err(|source| {
+            });
+            Sharding::from_torch(&torch.collect::<Vec<_>>(), ndim, mesh)
+        };
+        let plain = read(|_, size| size > 1).map_err(|source| {
             Problem::Placement { tensor: tensor.to_string(), source }.at(at.clone())
-        })
+        })?;
+        let labelled = read(|it, size| size > 1 || !matches!(it, Placement::Partial(_)));
+        Ok(labelled.ok().filter(|it| it.without_unit_axes(mesh) == plain).unwrap_or(plain))
     }
 }
 

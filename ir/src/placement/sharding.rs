@@ -159,6 +159,12 @@ impl Sharding {
         Sharding { dims: dims.collect(), partial: self.partial }
     }
 
+    /// The same without the digits of axes of size 1, which cut nothing.
+    #[must_use]
+    pub fn without_unit_axes(&self, mesh: &Mesh) -> Sharding {
+        self.without(mesh.axes().filter(|&it| mesh.size(it) == 1).collect())
+    }
+
     /// The boxes of the global tensor that the coordinate holds, in the row-major order of the
     /// runs of its dimensions. None is empty; a coordinate that holds nothing has none.
     pub fn chunks(&self, shape: &[u64], mesh: &Mesh, coord: &[u32]) -> Vec<Chunk> {

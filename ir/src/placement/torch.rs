@@ -12,6 +12,14 @@
 //! [Replicate, Partial(sum)]         <->  [_, _] sum(tp)
 //! ```
 //!
+//! PyTorch also labels axes of size 1, which cut nothing. Stored layouts leave them out; a parameter whose layout has
+//! some carries its labelled layout beside the stored one ([`crate::plan::PlanParam::label`]):
+//!
+//! ```text
+//! mesh (dp=1, tp=2)
+//! [StridedShard(0, 2), Shard(0)]    <->  [tp.dp, _], stored as [tp, _]
+//! ```
+//!
 //! The digits say what FSDP really holds: tp cuts first, then dp cuts each piece. Where sizes are
 //! uneven, PyTorch evaluates the label `[StridedShard(0, 4), Shard(0)]` to something else than what
 //! its own FSDP put there; we go by what is held.

@@ -276,6 +276,12 @@ impl<'a> Printer<'a> {
         }
     }
 
+    fn label(&mut self, label: &'a Option<Sharding>) {
+        if let Some(label) = label {
+            self.write(format_args!(" label={}", label.display(self.mesh)));
+        }
+    }
+
     fn aliases(&mut self, aliases: &[String]) {
         if aliases.is_empty() {
             return;
@@ -376,6 +382,7 @@ impl<'a> GraphPrinter<'a> {
 
     fn param(&mut self, param: &'a Param) {
         self.leaf("param", param.value);
+        self.printer.label(&param.label);
         self.printer.init(&param.init);
         if param.decay {
             self.printer.out.push_str(" decay");
@@ -548,6 +555,7 @@ impl<'a> PlanPrinter<'a> {
         for param in &self.plan.params {
             self.printer.out.push_str("  param ");
             self.buffer(param.buffer);
+            self.printer.label(&param.label);
             self.printer.init(&param.init);
             self.printer.aliases(&param.aliases);
             self.printer.out.push('\n');

@@ -107,6 +107,7 @@ fn full_graph(phase: Phase) -> Graph {
         value: w,
         compute: w16,
         full: both[1],
+        label: None,
         init: Init::Normal { mean: 0.0, std: 0.02 },
         decay: true,
         trainable: true,
@@ -268,8 +269,8 @@ fn full_plan(phase: Phase) -> Plan {
         model: None,
         step_bytes: 8192,
         params: vec![
-            PlanParam { buffer: w, init: Init::Ones, aliases: vec!["head".into()] },
-            PlanParam { buffer: m, init: Init::Zeros, aliases: vec![] },
+            PlanParam { buffer: w, label: None, init: Init::Ones, aliases: vec!["head".into()] },
+            PlanParam { buffer: m, label: None, init: Init::Zeros, aliases: vec![] },
         ],
         results: vec![("loss".into(), loss)],
         run: Run { steps: 20, ..Run::default() },

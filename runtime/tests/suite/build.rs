@@ -113,7 +113,7 @@ impl PlanBuilder {
     /// An f32 parameter.
     pub fn param(&mut self, name: &str, shape: &[u64], sharding: &str, init: Init) -> Buffer {
         let buffer = self.buffer(name, Role::Param, DType::F32, shape, sharding);
-        self.plan.params.push(PlanParam { buffer, init, aliases: Vec::new() });
+        self.plan.params.push(PlanParam { buffer, label: None, init, aliases: Vec::new() });
         buffer
     }
 

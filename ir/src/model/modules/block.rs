@@ -148,7 +148,7 @@ impl ModuleDef for Block {
                     let ndim = cx.ty(value).ndim();
                     let at = cx.here(&format!("placements[\"{name}\"]"));
                     let sharding = cx.placements(name, placements, ndim, &at)?;
-                    cx.builder.pin(value, sharding);
+                    cx.builder.pin(value, sharding.without_unit_axes(&cx.layout.mesh));
                 }
             }
         }

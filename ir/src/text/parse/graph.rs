@@ -206,6 +206,7 @@ impl<'a> Parser<'a> {
             value,
             compute: value,
             full: value,
+            label: None,
             init: Init::Zeros,
             decay: false,
             trainable: true,
@@ -225,11 +226,15 @@ impl<'a> Parser<'a> {
                     param.trainable &= word != "frozen";
                     param.placed |= word == "placed";
                 }
-                "init" | "reduce" | "aliases" | "compute" | "full" | "grad" => {
+                "init" | "label" | "reduce" | "aliases" | "compute" | "full" | "grad" => {
                     self.cursor.word("a property")?;
                     self.cursor.expect(b'=')?;
                     match word {
                         "init" => param.init = self.init()?,
+                        "label" => {
+                            let ty = draft.graph.ty(value);
+                            param.label = Some(self.sharding(&draft.graph.mesh, ty)?);
+                        }
                         "reduce" => param.reduce_dtype = self.dtype()?,
                         "aliases" => param.aliases = self.aliases()?,
                         "compute" => links.compute = Some(self.value_name()?),

@@ -265,15 +265,19 @@ impl<'a> Parser<'a> {
         Ok(role)
     }
 
-    /// `param %up init=Normal(std:0.02) aliases=(%gate)`
+    /// `param %up label=[tp.dp, _] init=Normal(std:0.02) aliases=(%gate)`
     fn plan_param(&mut self, draft: &mut Draft<'a>) -> Result<(), ParseError> {
         self.cursor.word("`param`")?;
         let buffer = self.buffer_name(&draft.names)?;
-        let mut param = PlanParam { buffer, init: Init::Zeros, aliases: Vec::new() };
+        let mut param = PlanParam { buffer, label: None, init: Init::Zeros, aliases: Vec::new() };
         loop {
             if self.cursor.eat_word("init") {
                 self.cursor.expect(b'=')?;
                 param.init = self.init()?;
+            } else if self.cursor.eat_word("label") {
+                self.cursor.expect(b'=')?;
+                let ty = &draft.plan.buffers[buffer].ty;
+                param.label = Some(self.sharding(&draft.plan.mesh, ty)?);
             } else if self.cursor.eat_word("aliases") {
                 self.cursor.expect(b'=')?;
                 param.aliases = self.aliases()?;

@@ -93,7 +93,16 @@ pub(super) fn buffers<'a>(
             let message = "is listed as a parameter more than once".into();
             cx.buffer(Property::Program, param.buffer, message);
         }
-        if plan.buffers[param.buffer].role != Role::Param {
+        let data = &plan.buffers[param.buffer];
+        if let Some(label) = &param.label
+            && (label.validate(&data.ty.shape, &plan.mesh).is_err()
+                || label.without_unit_axes(&plan.mesh) != data.sharding)
+        {
+            let message =
+                format!("has the label {}, which is another layout", label.display(&plan.mesh));
+            cx.buffer(Property::Program, param.buffer, message);
+        }
+        if data.role != Role::Param {
             let message = "holds a parameter, and says that it does not".into();
             cx.buffer(Property::Program, param.buffer, message);
         }
