@@ -46,7 +46,7 @@ fn parameters_with_one_gradient() {
 #[test]
 fn sizes_that_tp_does_not_divide() {
     check("ffn_uneven", "", "1", &["1x2", "2x2", "1x4"]);
-    check("norm_tp_uneven", "--set batch=Global(4)", "1x1", &["1x2", "2x2", "2x4"]);
+    check("norm_tp_uneven", "--set batch=Global(4)", "1x1", &["1x2", "2x2", "4x2"]);
 }
 
 /// What `verify` says of a plan of two parameters with one gradient, for one rank, after an edit.
