@@ -68,8 +68,15 @@ impl Plan {
         None
     }
 
-    /// Operations of an instruction on a rank.
+    /// Operations of an instruction on a rank; 0 if the op does not take these operands, which the verifier reports.
     fn flops(&self, op: &Op, args: &[Buffer], results: &[Buffer]) -> u64 {
+        let types = |it: &[Buffer]| -> Vec<&TensorType> {
+            it.iter().map(|&it| &self.buffers[it].ty).collect()
+        };
+        let made = op.infer(&types(args));
+        if !made.is_ok_and(|it| it.iter().eq(types(results))) {
+            return 0;
+        }
         let shapes =
             |it: &[Buffer]| -> Vec<Shape> { it.iter().map(|&it| self.local_shape(it)).collect() };
         let (args, results) = (shapes(args), shapes(results));

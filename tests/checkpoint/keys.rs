@@ -157,10 +157,11 @@ fn another_schedule_is_a_warning_with_both_values() {
     let set = [("schedule.lr", "2e-3"), ("optimizer.weight_decay", "0.2")];
     let plan = compile(SMALL, "2", &set);
     let warnings = train_to(&plan, 2, Some(&folder)).warnings;
-    assert_eq!(warnings.len(), 2, "{warnings:?}");
-    assert!(warnings[0].contains("lr was 0.001 and is 0.002"), "{warnings:?}");
-    assert!(warnings[1].contains("weight_decay was 0.1 and is 0.2"), "{warnings:?}");
-    assert!(warnings[1].contains(" and 15 more; the plan's is used"), "{warnings:?}");
+    assert_eq!(warnings.len(), 3, "{warnings:?}");
+    assert!(warnings[0].contains("another model saved this checkpoint"), "{warnings:?}");
+    assert!(warnings[1].contains("lr was 0.001 and is 0.002"), "{warnings:?}");
+    assert!(warnings[2].contains("weight_decay was 0.1 and is 0.2"), "{warnings:?}");
+    assert!(warnings[2].contains(" and 15 more; the plan's is used"), "{warnings:?}");
 }
 
 /// The data goes on behind the last sample, also in batches of another size; the seed is the saved one.

@@ -10,8 +10,9 @@ use crate::harness::*;
 /// The counterexamples to `communication` in a step over two communicators, each with a stream.
 #[track_caller]
 fn broken(step: &str) -> Vec<String> {
+    let events = step.matches(": record ").count();
     let text = format!(
-        "plan @f phase=scheduled mesh=(dp=2, tp=2) events=3 {{
+        "plan @f phase=scheduled mesh=(dp=2, tp=2) events={events} {{
   comm c0 = (dp)
   comm c1 = (tp)
   stream s0 = compute

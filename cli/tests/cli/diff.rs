@@ -75,7 +75,9 @@ fn a_plan_and_itself() {
     let (gate, up) = (line("gate"), line("up"));
     let swapped = renamed.replace(&gate, "first").replace(&up, &gate).replace("first", &up);
     assert!(text != renamed && renamed != swapped);
-    folder.write("b.plan", swapped);
+    // Without a digest, the plan does not claim to be as planc wrote it.
+    let undated: Vec<&str> = swapped.lines().filter(|it| !it.starts_with("  digest ")).collect();
+    folder.write("b.plan", undated.join("\n") + "\n");
     assert_eq!(folder.works("diff a.plan b.plan --exit-code"), same);
 }
 

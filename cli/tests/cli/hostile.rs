@@ -75,7 +75,7 @@ fn repeating_is_bounded() {
 #[test]
 fn numbers_of_a_plan_are_no_sizes_in_memory() {
     let folder = Folder::new("plan_numbers", &[]);
-    folder.edit("1", |lines| {
+    folder.edit("2x2", |lines| {
         let events = lines[0].find("events=").expect("a plan has events");
         let rest = lines[0][events..].find(' ').expect("more follows");
         lines[0].replace_range(events..events + rest, "events=4294967295");

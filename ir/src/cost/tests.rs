@@ -36,8 +36,9 @@ fn machine() -> Target {
 }
 
 fn plan(mesh: &str, step: &str) -> Plan {
+    let events = step.matches(": record ").count();
     let text = format!(
-        "plan @test phase=scheduled mesh=({mesh}) events=2 {{
+        "plan @test phase=scheduled mesh=({mesh}) events={events} {{
   comm c0 = (dp)
   stream s0 = compute
   stream s1 = comm

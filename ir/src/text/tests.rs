@@ -504,7 +504,11 @@ fn errors_say_where_and_what_was_expected() {
         "4",
         "64 bytes at 4 do not fit the step arena of 64 bytes",
     );
-    check_error(&(plan("") + "x"), "x", "expected nothing after the closing `}`, found `x`");
+    check_error(
+        &(plan("s0: record e0") + "x"),
+        "x",
+        "expected nothing after the closing `}`, found `x`",
+    );
 }
 
 #[test]
