@@ -1,7 +1,7 @@
 //! [`Digest`]: BLAKE3 of a model or of a plan, by which two of them are told apart.
 //!
 //! A model's digest is of the text of its logical graph, after `--set`, without the mesh and without what only says
-//! where data lives and when it moves: layouts, units, recomputation. So it is the same on every mesh, and in whatever
+//! where data lives and when it moves: layouts, units, recomputation, how layers are written. So it is the same on every mesh, and in whatever
 //! order and with whatever comments the `model.ron` is written. Any change of what is computed changes it: an op, a
 //! size, a name, an init, the optimizer, the batch, the schedule.
 //!
@@ -10,9 +10,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
 use serde::{Serialize, Serializer};
 
-use crate::graph::{AfterForward, Checkpoint, Graph};
+use crate::graph::{Graph, Scope, ScopeData};
 use crate::placement::Mesh;
 use crate::plan::Plan;
 use crate::text::{plan_without_digest, print_graph};
@@ -35,12 +36,19 @@ impl Digest {
             param.placed = false;
             param.label = None;
         }
-        for scope in graph.scopes.values_mut() {
-            scope.unit = 0;
-            scope.checkpoint = Checkpoint::default();
-            scope.after_forward = AfterForward::Keep;
-            scope.weight_mesh = None;
+        // Of a module, only its recipe says what is computed. One scope for each recipe remains.
+        let mut recipes: PrimaryMap<Scope, ScopeData> = PrimaryMap::new();
+        let mut scopes: SecondaryMap<Scope, Scope> = SecondaryMap::with_default(Scope::new(0));
+        for (scope, data) in &graph.scopes {
+            let known = recipes.iter().find(|it| it.1.recipe == data.recipe).map(|it| it.0);
+            scopes[scope] = known.unwrap_or_else(|| {
+                let recipe = data.recipe.clone();
+                recipes.push(ScopeData { recipe, ..ScopeData::default() })
+            });
         }
+        graph.scopes = recipes;
+        graph.nodes.values_mut().for_each(|it| it.scope = scopes[it.scope]);
+        graph.params.iter_mut().for_each(|it| it.scope = scopes[it.scope]);
         Digest::of(&print_graph(&graph))
     }
 

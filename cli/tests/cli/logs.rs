@@ -1,6 +1,6 @@
 //! What a run leaves for others to look at: traces, event files of TensorBoard, logs in JSON.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
@@ -43,15 +43,16 @@ fn names(events: &[Value], what: &str) -> BTreeMap<u64, String> {
     .collect()
 }
 
-/// Instructions of the sections of a plan's text, by stream, as a trace names them: the op and the first result.
-fn instructions(plan: &str) -> BTreeMap<u64, Vec<String>> {
+/// Instructions of these sections of a plan's text, by stream, as a trace names them: the op and the first result.
+fn instructions(plan: &str, sections: &[&str]) -> BTreeMap<u64, Vec<String>> {
     let mut res: BTreeMap<u64, Vec<String>> = BTreeMap::new();
-    for section in ["  step:\n", "  update:\n"] {
-        let body = plan.split(section).nth(1).expect("a section");
+    for section in sections {
+        let body = plan.split(&format!("  {section}:\n")).nth(1).expect("a section");
         for line in body.lines().take_while(|it| it.starts_with("  s")) {
             let (stream, what) = line.trim().split_once(": ").expect("a stream");
             let Some((results, op)) = what.split_once(" = ") else { continue };
-            let first = results.split(", ").next().expect("a result").trim_start_matches('%');
+            let first = results.split(", ").next().expect("a result");
+            let first = first.trim_start_matches(['+', '%']);
             let op = op.split(['(', ' ']).next().expect("an op");
             let stream = stream[1..].parse().expect("a number");
             res.entry(stream).or_default().push(format!("{op} {first}"));
@@ -84,17 +85,10 @@ fn a_trace_has_the_instructions_of_the_plan() {
     let threads = threads(&events);
 
     let plan = folder.read("m.plan");
-    let (step, update) = plan.split_once("  update:\n").expect("an update");
-    let of_step = instructions(&format!("{step}  update:\n"));
-    let of_update = instructions(&format!("  step:\n  update:\n{update}"));
+    let of_step = instructions(&plan, &["first", "last", "update"]);
     for (pid, steps) in [(1, 1), (2, 2), (3, 2)] {
-        let streams: BTreeSet<u64> = of_step.keys().chain(of_update.keys()).copied().collect();
-        for stream in streams {
-            let list =
-                |it: &BTreeMap<u64, Vec<String>>| it.get(&stream).cloned().unwrap_or_default();
-            // Two micro-batches and the update.
-            let one = [list(&of_step), list(&of_step), list(&of_update)].concat();
-            let expected = vec![one; steps].concat();
+        for (stream, one) in &of_step {
+            let expected = vec![one.clone(); steps].concat();
             let found: Vec<String> =
                 threads[&(pid, stream + 1)].iter().map(|it| it.0.clone()).collect();
             assert_eq!(found, expected, "process {pid}, stream {stream}");

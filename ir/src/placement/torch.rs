@@ -13,7 +13,7 @@
 //! ```
 //!
 //! PyTorch also labels axes of size 1, which cut nothing. Stored layouts leave them out; a parameter whose layout has
-//! some carries its labelled layout beside the stored one ([`crate::plan::PlanParam::label`]):
+//! some carries its labelled layout beside the stored one (`label` of a parameter in a plan):
 //!
 //! ```text
 //! mesh (dp=1, tp=2)
