@@ -15,7 +15,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// See the [module docs](self).
+/// A pattern that is matched against the whole name of a parameter, such as `*.norm.weight`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamePattern {
     text: String,
