@@ -143,10 +143,11 @@ pub fn scalars(layout: &CheckpointLayout, position: &Position) -> Vec<Scalar> {
     res
 }
 
-/// What the keys of digests begin with. They say who saved a checkpoint, and are no state.
+/// Prefix of the keys of digests. A digest says who saved a checkpoint; it is no state.
 pub const DIGESTS: &str = "planc.digest.";
 
-/// The hyper-parameters of a checkpoint and the digests of what saves it; the former as PyTorch 2.11's optimizers give them.
+/// The hyper-parameters of a checkpoint, as PyTorch 2.11's optimizers give them, and the digests of the model and the
+/// plan that save it.
 pub fn objects(layout: &CheckpointLayout, position: &Position) -> Vec<Object> {
     let lr = layout.run.schedule.at(position.step);
     let mut res = Vec::new();

@@ -153,7 +153,7 @@ struct AxisView {
 }
 
 impl Args {
-    /// Whether nothing was chosen of the plan.
+    /// Returns true if the user chose no part of the plan.
     fn is_whole(&self) -> bool {
         let chosen = self.collectives || self.memory || self.amax;
         !chosen && self.coord.is_none() && self.param.is_none()

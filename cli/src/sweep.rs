@@ -71,12 +71,12 @@ struct Row {
     prediction: Prediction,
     #[serde(flatten)]
     needs: Needs,
-    /// What takes the memory, if it is too much.
+    /// The parts of the memory, if a rank needs too much.
     #[serde(skip_serializing_if = "Option::is_none")]
     too_large: Option<TooLarge>,
 }
 
-/// What takes a rank's memory when most is taken.
+/// The parts of a rank's memory at its peak.
 #[derive(Debug, Serialize)]
 struct TooLarge {
     kept_bytes: u64,
@@ -197,7 +197,7 @@ fn row(mesh: &MeshSpec, plan: &Plan, target: &ir::cost::Target, limit: u64) -> O
     })
 }
 
-/// How many tensors are named of what takes the memory.
+/// The number of tensors that the sweep names at a peak.
 const LARGEST: usize = 3;
 
 impl TooLarge {
@@ -220,7 +220,7 @@ impl TooLarge {
     }
 }
 
-/// What takes the memory of meshes that do not fit, those of one kind of peak together.
+/// Lists the memory of meshes that do not fit. Meshes with the same peak share an entry.
 fn too_large(sweep: &Sweep, width: usize) -> String {
     let mut by_kind: Vec<(&str, Vec<(&Row, &TooLarge)>)> = Vec::new();
     for row in &sweep.meshes {

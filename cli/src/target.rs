@@ -116,7 +116,7 @@ pub struct Prediction {
     pub basis: String,
 }
 
-/// How many figures of a profile were measured, and what of a mesh of so many ranks was not.
+/// Says how many figures of a profile were measured, and which parts of a mesh of `ranks` ranks were not.
 pub fn basis(target: &Target, ranks: u64) -> String {
     let (sources, name) = (target.sources(), &target.name);
     let measured = sources.iter().filter(|it| it.is_measured()).count();

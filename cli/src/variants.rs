@@ -83,7 +83,7 @@ pub fn meshes(
     (sensible, refused)
 }
 
-/// What is wrong with a mesh of these axes and sizes if ranks do the same work.
+/// The reason against a mesh of these axes and sizes if its ranks do the same work.
 fn replicates(model: &Model, axes: &[(&str, u32)]) -> Option<String> {
     let (name, size) =
         axes.iter().find(|it| it.1 > 1 && model.replicas.iter().any(|r| r == it.0))?;

@@ -92,7 +92,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     expected.map_or(Ok(()), |it| it.check(&plan))
 }
 
-/// What a certificate says of the plan that it is of.
+/// The digests in a certificate.
 struct Expected<'a> {
     path: &'a Path,
     model: Option<String>,

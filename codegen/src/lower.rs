@@ -107,7 +107,7 @@ fn passes(graph: &Graph) -> &'static [Pass] {
     }
 }
 
-/// What runs elsewhere than the graph has it, and what outlives its section.
+/// The nodes that run in another section than the graph has them in, and the values that outlive their section.
 struct Stages {
     /// Nodes of `Update` that only move and reduce sums over micro-batches: the end of the last one.
     reduces: SecondaryMap<Node, bool>,
@@ -387,9 +387,9 @@ struct Lowering<'a> {
     compute: Stream,
     /// By axes, and whether weights are gathered.
     comms: BTreeMap<(AxisSet, bool), Comm>,
-    /// What is being made.
+    /// The section that is being made.
     pass: Pass,
-    /// Of values, and of what has been made of them.
+    /// The names of all values, and of the buffers made of them.
     names: FxHashSet<Name>,
     plan: Plan,
 }
@@ -477,7 +477,7 @@ impl Lowering<'_> {
         let maker = self.graph.producer(value)?;
         let reduces = match &self.graph.nodes[maker].op {
             Op::Collective(it) => !it.kind.is_local() && it.kind.reduce() == Some(ReduceOp::Sum),
-            // What multiplies adds to a sum itself.
+            // A GEMM adds to a sum itself.
             _ => false,
         };
         (self.pass.first || reduces).then_some(sum)
@@ -493,7 +493,7 @@ impl Lowering<'_> {
                 Role::Carried
             }
         };
-        // What is of one micro-batch alone is that of the last.
+        // If a value belongs to one micro-batch alone, the last one's survives.
         let ends = self.pass.last || self.stages.gathers[maker];
         let outlives = ends && (self.stages.outlives[value] || self.uses.result[value]);
         let (name, suffix) = (&graph.values[value].name, self.pass.suffix);

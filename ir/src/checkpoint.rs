@@ -38,11 +38,11 @@ pub struct CheckpointLayout {
     pub groups: Vec<ParamGroup>,
     /// Data and schedule.
     pub run: Run,
-    /// What saves it, if that is a plan that was compiled from a model; see [`CheckpointLayout::to_save`].
+    /// The digests of the plan that saves it and of its model; see [`CheckpointLayout::to_save`].
     pub digests: Option<Digests>,
 }
 
-/// What saved a checkpoint. This informs whoever loads it; any plan that fits may.
+/// Digests of the model and the plan that saved a checkpoint. They inform the user; any plan that fits may load it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Digests {
     /// The digest of its model.
@@ -240,7 +240,7 @@ impl CheckpointLayout {
         Ok(res)
     }
 
-    /// What of `plan` is saved, with digests of the plan and its model.
+    /// The layout of a checkpoint that `plan` saves, with digests of the plan and its model.
     pub fn to_save(plan: &Plan) -> Result<CheckpointLayout, LayoutError> {
         let digests = plan.model.map(|model| Digests { model, plan: Digest::of_plan(plan) });
         Ok(CheckpointLayout { digests, ..CheckpointLayout::of(plan)? })

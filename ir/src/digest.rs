@@ -1,8 +1,8 @@
 //! [`Digest`]: BLAKE3 of a model or of a plan, by which two of them are told apart.
 //!
 //! A model's digest is of the text of its logical graph, after `--set`, without the mesh and without what only says
-//! where data lives and when it moves: layouts, units, recomputation, how layers are written. So it is the same on every mesh, and in whatever
-//! order and with whatever comments the `model.ron` is written. Any change of what is computed changes it: an op, a
+//! where data lives and when it moves: layouts, units, recomputation. So it is the same on every mesh, in whatever order
+//! and with whatever comments the `model.ron` is written, and with its layers in a `Repeat` or one by one. Any change of what is computed changes it: an op, a
 //! size, a name, an init, the optimizer, the batch, the schedule.
 //!
 //! A plan's digest is of its text without the line that has the digest.
@@ -36,7 +36,7 @@ impl Digest {
             param.placed = false;
             param.label = None;
         }
-        // Of a module, only its recipe says what is computed. One scope for each recipe remains.
+        // Only the recipe of a scope changes the computation, so one scope for each recipe remains.
         let mut recipes: PrimaryMap<Scope, ScopeData> = PrimaryMap::new();
         let mut scopes: SecondaryMap<Scope, Scope> = SecondaryMap::with_default(Scope::new(0));
         for (scope, data) in &graph.scopes {
@@ -121,7 +121,7 @@ mod tests {
         let moved = MODEL.replace("sequence: 32,", "");
         let moved = moved.replacen("layers: [", "sequence: 32, layers: [", 1);
         assert_eq!(digest(&moved, "2x4", &[]), expect);
-        // Where data lives, and what is computed twice, is the plan's.
+        // Layouts and recomputation belong to the plan.
         for set in [("fsdp.reshard_after_forward", "false"), ("checkpoint", "Full")] {
             assert_eq!(digest(MODEL, "2x4", &[set]), expect, "{set:?}");
         }

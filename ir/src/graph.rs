@@ -237,8 +237,8 @@ pub enum Def {
     Param,
     /// Anything else that survives a step: moments, histories, compute weights. Starts as zeros.
     State,
-    /// What the backward passes of a step add up: zero before the first of them. One node of `Backward` adds to
-    /// it, which is stored there; besides, `Update` reads it.
+    /// A sum over the backward passes of a step, zero before the first of them. One node of `Backward` adds to it and
+    /// is stored there; besides that node, only `Update` reads it.
     Sum,
     /// Result `index` of `node`.
     Result {
@@ -334,7 +334,7 @@ pub struct Param {
     pub compute: Value,
     /// The weight as modules read it: gathered over the FSDP axes.
     pub full: Value,
-    /// Its storage layout with the axes of size 1 by which the model cuts it, as PyTorch labels it; `None` where that
+    /// The storage layout with the axes of size 1 by which the model cuts it, as PyTorch labels it; `None` where that
     /// is the stored layout.
     pub label: Option<Sharding>,
     /// How it starts.
@@ -381,7 +381,7 @@ pub enum Init {
 }
 
 impl Init {
-    /// Its real numbers, each with the range that it must be in.
+    /// The real numbers, each with the range that it must be in.
     pub fn numbers(&self) -> SmallVec<[Ranged; 2]> {
         let number = Ranged::new;
         match *self {

@@ -56,7 +56,7 @@ pub struct Program {
     pub name: Name,
     /// The user's mesh.
     pub mesh: Vec<(Name, u32)>,
-    /// How many micro-batches run before `update`.
+    /// The number of micro-batches before `update`.
     pub micro_batches: u32,
     /// Data, schedule of the learning rate, seed.
     pub run: Run,

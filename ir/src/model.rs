@@ -69,7 +69,7 @@ pub fn parse_with(source: &str, overrides: &[(&str, &str)]) -> Result<Model, Mod
 fn meant(source: &str, path: &str, value: &str) -> Option<String> {
     let with = |path: &str, value: &str| locate::splice(source, path, value).map(|it| parse(&it));
     let fits = |(path, value): &(String, String)| matches!(with(path, value), Ok(Ok(_)));
-    // What nothing has makes the parser say what there is.
+    // An unknown name makes the parser list the known ones.
     let known = |value: &str| match with(path, value).ok()?.err().map(|it| *it.problem) {
         Some(Problem::UnknownField { known, .. } | Problem::UnknownVariant { known, .. }) => {
             Some(known)

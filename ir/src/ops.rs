@@ -324,7 +324,7 @@ pub trait OpDef: Sized + Into<Op> {
         None
     }
 
-    /// What the results are at the level of the model, where users name ops. Default: what the op's own name says.
+    /// The meaning of the results at the level of the model, where users name ops. Default: that of the op's own name.
     fn stands_for(&self, _inputs: &[&TensorType]) -> StandsFor {
         StandsFor::Itself
     }
@@ -353,7 +353,7 @@ pub trait OpDef: Sized + Into<Op> {
 /// Real attributes of an op; see [`OpDef::numbers`].
 pub type Numbers = SmallVec<[Ranged; 4]>;
 
-/// What the results of an op are at the level of the model. Recipes and fusion make ops that no model has, and a
+/// The meaning of an op's results at the level of the model. Recipes and fusion make ops that no model has, and a
 /// model that names ops (`checkpoint: Selective(["matmul"])`) means these, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StandsFor {
@@ -469,7 +469,7 @@ impl GradCx<'_, '_> {
         GradError::ShiftStays { name: self.name().to_string(), max }
     }
 
-    /// What makes a value; `None` of a leaf.
+    /// The node that makes a value; `None` for a leaf.
     pub fn producer(&self, value: Value) -> Option<&NodeData> {
         let graph = &self.builder.graph;
         graph.producer(value).map(|it| &graph.nodes[it])

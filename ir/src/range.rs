@@ -30,7 +30,7 @@ pub struct Ranged {
     pub name: &'static str,
     /// Its value.
     pub value: f64,
-    /// What it may be.
+    /// The range that it must be in.
     pub range: RealRange,
 }
 
@@ -42,12 +42,12 @@ pub struct RangeError {
     pub name: &'static str,
     /// Its value.
     pub found: String,
-    /// What it may be.
+    /// The numbers that it may be.
     pub expected: String,
 }
 
 impl RealRange {
-    /// What a number must be that is not in the range; `None` for one that is.
+    /// Describes the range if `value` is not in it; `None` if it is.
     pub fn missed_by(self, value: f64) -> Option<String> {
         let rounded = f64::from(value as f32);
         if !self.contains(value, |it| it) {

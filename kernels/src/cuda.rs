@@ -233,8 +233,8 @@ pub struct Program {
     pub work: SmallVec<[Work; 2]>,
     /// Bytes of scratch that it needs, aligned to 256 bytes; any content before, garbage after.
     pub workspace: u64,
-    /// What it reads from device memory, written once when the plan is loaded: as long as there are tensors, however
-    /// large they are. [`Program::table_words`] says how many words of memory it takes.
+    /// The words that it reads from device memory, written once when the plan is loaded. The length depends on the
+    /// number of tensors, not on their sizes. [`Program::table_words`] says how many words of memory it takes.
     pub table: Vec<Word>,
 }
 
@@ -297,15 +297,15 @@ pub enum Word {
     /// A word for each piece of a tensor: `of` in the lower half, and 0, 1, .. `n - 1` in the upper half. Only
     /// behind all other words, so that those are where their index says.
     Pieces {
-        /// Which tensor.
+        /// The number of the tensor.
         of: u32,
-        /// How many pieces it has.
+        /// The number of its pieces.
         n: u64,
     },
 }
 
 impl Word {
-    /// How many words of device memory it stands for.
+    /// The number of words of device memory that it stands for.
     pub fn n(self) -> u64 {
         match self {
             Word::Pointer(_) | Word::Value(_) => 1,

@@ -209,9 +209,9 @@ struct Walk<'a> {
     /// Nodes that wait for such a value, each with its place in the program. A node that waits for several is
     /// listed with one of them at a time.
     waiting: SecondaryMap<Value, Vec<(usize, Node)>>,
-    /// How many of them there are.
+    /// The number of waiting nodes.
     n_waiting: usize,
-    /// Those of them whose value is there, the first in the program first.
+    /// The waiting nodes whose value is there, the first in the program first.
     ready: BinaryHeap<Reverse<(usize, Node)>>,
 }
 

@@ -144,7 +144,7 @@ fn pack(
     (res, arena.end)
 }
 
-/// What more than one micro-batch touches, in order.
+/// The carried buffers that more than one micro-batch touches, in order.
 fn shared(plan: &Plan, sections: &[PlanSection]) -> Vec<Buffer> {
     let mut first: SecondaryMap<Buffer, Option<PlanSection>> = SecondaryMap::new();
     let mut shared: SecondaryMap<Buffer, bool> = SecondaryMap::new();

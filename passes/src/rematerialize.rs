@@ -118,7 +118,7 @@ fn unit(graph: &Graph, node: Node) -> u32 {
     graph.scopes[graph.nodes[node].scope].unit
 }
 
-/// Where activations are computed again from what enters.
+/// The unit and the layer of a node: activations are recomputed from the inputs of these.
 fn layer(graph: &Graph, node: Node) -> (u32, Option<u32>) {
     let scope = &graph.scopes[graph.nodes[node].scope];
     (scope.unit, scope.layer)

@@ -139,8 +139,7 @@ pub type MakeBackend = dyn Fn(&Arc<Plan>, &Arc<BoundPlan>, &HostedRank) -> Resul
 const POSITIONS_LIMIT: Duration = Duration::from_secs(5);
 
 impl Session {
-    /// Starts all ranks of a plan, which must be proved, in this process; parameters have their initial values, everything
-    /// else is zero.
+    /// Starts all ranks of a plan in this process. Parameters have their initial values, everything else is zero.
     pub fn new(plan: &Proved, options: &SessionOptions) -> Result<Session, RunError> {
         let ranks = check_ranks(plan)?;
         Session::start(plan, options, Hosted::threads(ranks))

@@ -18,7 +18,7 @@ const RECIPES: [&str; 6] = [
 /// Recipes that multiply FP8 data; the others multiply what it stands for.
 const FP8: [&str; 3] = [RECIPES[1], RECIPES[2], RECIPES[3]];
 
-/// What the backward pass computes again, each with the op that makes it; gathers of weights are left out.
+/// The values that the backward pass recomputes, each with its op; gathers of weights are left out.
 fn again(mesh: &str, recipe: &str, checkpoint: &str) -> Vec<(String, OpKind)> {
     let set = [("recipe", recipe), ("checkpoint", checkpoint)];
     let model = ir::model::parse_with(MODEL, &set).unwrap();
@@ -140,7 +140,7 @@ fn names_cover_what_fusion_adds() {
     }
 }
 
-/// What is computed again is what was, FP8 data included. Scales of a history are others in the second step.
+/// Recomputed values equal the first ones, FP8 data included. Scales of a history differ in the second step.
 #[test]
 fn policies_change_no_bit_under_any_recipe() {
     for recipe in FP8 {

@@ -12,7 +12,7 @@ use crate::words::describe;
 #[derive(Debug, Serialize)]
 pub struct CollectiveView {
     section: PlanSection,
-    /// Its place in the section, counted from 0.
+    /// The index in the section, from 0.
     instruction: usize,
     kind: &'static str,
     over: String,
@@ -22,7 +22,7 @@ pub struct CollectiveView {
     wire_bytes: u64,
     /// What it makes.
     results: Vec<String>,
-    /// Where the first of these comes from, where it lives then, and what reads it first.
+    /// The layouts of the first result before and after the collective, and the first op that reads it.
     why: String,
 }
 

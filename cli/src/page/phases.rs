@@ -84,7 +84,7 @@ impl Purpose {
 
 /// Phases of a step.
 pub struct Phases {
-    /// What is drawn of a step: its last micro-batch, and the update.
+    /// The sections that the page draws: the last micro-batch and the update.
     pub sections: [PlanSection; 2],
     /// The instruction of the micro-batch that the backward pass starts with.
     pub backward: usize,
@@ -113,7 +113,7 @@ impl Phases {
         }
     }
 
-    /// Of an instruction of the micro-batch and `update`, counted through.
+    /// The phase of an instruction, counted through the micro-batch and then `update`.
     pub fn at(&self, index: usize) -> Phase {
         match index {
             _ if index < self.backward => Phase::Forward,

@@ -36,7 +36,7 @@ struct Work<'a> {
     /// Seconds from the start of the step.
     start: f64,
     seconds: f64,
-    /// How often it runs in a step.
+    /// The number of times it runs in a step.
     times: u64,
     instruction: &'a Instruction,
     phase: Phase,

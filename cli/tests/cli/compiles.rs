@@ -49,7 +49,7 @@ fn sizes_that_tp_does_not_divide() {
     check("norm_tp_uneven", "--set batch=Global(4)", "1x1", &["1x2", "2x2", "4x2"]);
 }
 
-/// What `verify` says of a plan of two parameters with one gradient, for one rank, after an edit.
+/// The report of `verify` on an edited plan for one rank, in which two parameters have one gradient.
 #[track_caller]
 fn edited(test: &str, edit: impl Fn(&mut Vec<String>)) -> String {
     let folder = case(test, "two_weights");

@@ -86,7 +86,7 @@ fn numbers_of_a_plan_are_no_sizes_in_memory() {
     assert!(stderr.contains("4294967295 events are more than the"), "{stderr}");
 }
 
-/// What is wrong in a long line is shown with what is around it.
+/// An error in a long line is shown with the text around it.
 #[test]
 fn long_lines() {
     let folder = Folder::new("long_lines", &[]);

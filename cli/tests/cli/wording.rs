@@ -68,7 +68,7 @@ fn a_maximum_is_not_called_a_sum() {
     assert!(sums > 0 && maxima > 0, "{text}");
 }
 
-/// Where a code names a page, the page is there, and so is the section behind it, in quotes.
+/// Each page that a code names exists, and so does the section that stands in quotes behind it.
 #[test]
 fn explanations_name_pages_and_sections_that_exist() {
     let folder = Folder::new("explained_pages", &[]);
@@ -159,7 +159,7 @@ fn a_set_that_cannot_be_applied_says_what_was_meant() {
         let text = refused("set_meant", &format!("compile model.ron --mesh 2 --set {set}"));
         assert!(text.starts_with("error[PL0107]"), "{text}");
         assert!(parts.iter().all(|it| text.contains(it)), "{text}");
-        // What the parser calls it.
+        // The parser's own words are not for users.
         assert!(!text.contains("digit") && !text.contains("struct `Precision`"), "{text}");
     };
     let current = "did you mean `--set 'recipe=Float8CurrentScaling()'`?";

@@ -93,7 +93,7 @@ impl<'a> Order<'a> {
         waited.map(|it| it + 1).max().unwrap_or(0)
     }
 
-    /// Where a collective starts, all that those ahead of it on its stream wait for included.
+    /// The place at which a collective starts, after everything that it and those ahead of it on its stream wait for.
     pub fn start(&self, call: &'a Call) -> Place {
         let behind = call.behind.as_deref();
         let ahead = behind.and_then(|it| self.after.get(&(call.section, it)));

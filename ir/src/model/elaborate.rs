@@ -173,7 +173,7 @@ struct Stretch {
 }
 
 impl Stretch {
-    /// What is before the first layer.
+    /// The modules before the first layer.
     fn outside(model: &Model) -> Stretch {
         let after_forward = match model.fsdp.reshard_root {
             true => AfterForward::Drop,
@@ -195,7 +195,7 @@ pub(super) struct Numbers {
     pub prefix: String,
     /// The numbers.
     pub range: Range<u64>,
-    /// Where the `Repeat` is in the source.
+    /// The place of the `Repeat` in the source.
     pub at: String,
 }
 
@@ -209,7 +209,7 @@ pub struct Cx<'a> {
     pub builder: Builder<'a>,
     /// Index in [`Graph::params`] of every name of a parameter that a module has declared so far.
     pub(super) params: FxHashMap<String, usize>,
-    /// What the model says of parameters by pattern.
+    /// The model's options for parameters, by pattern.
     pub(super) patterns: super::params::Patterns,
     /// Name of the parameter that an alias stands for.
     pub(super) tied: FxHashMap<&'a str, &'a str>,
@@ -233,9 +233,9 @@ pub struct Cx<'a> {
     pub(super) n_layers: u64,
     /// Layers of the model.
     layers_in_all: u64,
-    /// Where the module at hand is, if it is in no layer.
+    /// The stretch of the module at hand, if that is in no layer.
     stretch: Stretch,
-    /// Whether the module at hand is in a layer.
+    /// True while the module at hand is in a layer.
     is_in_layer: bool,
     /// The labels.
     pub labels: Option<Value>,

@@ -106,7 +106,7 @@ pub enum Problem {
         value: String,
         /// Why not.
         why: String,
-        /// What was probably meant.
+        /// The overrides that were probably meant.
         help: Option<String>,
     },
     /// The text of a mesh that is not one.
@@ -324,9 +324,9 @@ pub enum Problem {
         prefix: String,
         /// Numbers of its iterations.
         range: Range<u64>,
-        /// Those of the other.
+        /// Numbers of the other's iterations.
         other: Range<u64>,
-        /// Where the other is.
+        /// The place of the other in the source.
         other_at: String,
     },
     /// Tied parameters of different shapes.

@@ -34,7 +34,7 @@ pub(super) fn check(graph: &Graph, layout: &Layout) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// What does the job that an axis of this name has in other systems.
+/// A hint on how planc does the job that an axis of this name has in other systems.
 pub(super) fn hint(axis: &str) -> Option<String> {
     let data = |fields: &str| {
         format!("call the axis `dp` (or `dp_replicate` and `dp_shard`), or write `{fields}`")

@@ -49,7 +49,7 @@ pub struct Layout {
 pub struct Tp {
     /// The user's name of it; empty if the model has none.
     pub name: String,
-    /// Its parts, major to minor; also if it is of size 1.
+    /// The parts of the axis, major to minor, also if it is of size 1.
     pub axes: Axes,
     /// How many coordinates it has.
     pub size: u64,

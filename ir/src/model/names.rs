@@ -60,7 +60,7 @@ impl Names {
 /// The other paths that the module at hand, and those around it, have for parts.
 #[derive(Debug, Default)]
 pub(super) struct PartNames {
-    /// Those of inner modules come first.
+    /// The paths that modules state; those of inner modules come first.
     said: Vec<PartName>,
     /// Keys of the parts that the innermost module with such paths has.
     parts: BTreeSet<String>,

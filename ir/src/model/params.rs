@@ -32,7 +32,7 @@ pub struct ParamSpec<'s> {
     pub compute: Option<Sharding>,
     /// Layout in storage before FSDP; `None` is that of compute.
     pub storage: Option<Sharding>,
-    /// What the user says of it in its module, with the field that says it.
+    /// The user's options in the module, with the field that holds them.
     pub options: Option<(&'s str, &'s ParamOptions)>,
 }
 

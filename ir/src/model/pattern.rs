@@ -30,12 +30,12 @@ pub struct NamePattern {
 pub struct PatternError {
     /// The pattern.
     pub pattern: String,
-    /// Where the `[` is, in characters from 1.
+    /// The place of the `[`, in characters from 1.
     pub column: usize,
 }
 
 impl NamePattern {
-    /// Whether all of `name` is what the pattern says.
+    /// Returns true if the pattern matches the whole of `name`.
     pub fn matches(&self, name: &str) -> bool {
         self.pattern.matches(name)
     }
@@ -74,7 +74,7 @@ impl fmt::Display for NamePattern {
 mod tests {
     use super::*;
 
-    /// What each pattern matches and what it does not. The first rows are those that `*` alone decides, which all
+    /// A table of patterns with names that each matches and does not. `*` alone decides the first rows, which all
     /// fields and flags have always had; the others are those of `--param`.
     #[test]
     fn patterns_say_what_they_always_said() {

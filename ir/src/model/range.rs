@@ -170,7 +170,7 @@ impl Fields {
         self.require(ok, field, format!("{name:?}"), "without control or invisible characters")
     }
 
-    /// What a module of any kind has.
+    /// Checks the options that modules of every kind have.
     pub(super) fn common(&self, common: Common<'_>) -> Result<(), ModelError> {
         self.name("name", common.name)?;
         let paths = &common.names.0;
@@ -189,7 +189,7 @@ impl Fields {
         }
     }
 
-    /// What activation checkpointing keeps or computes again: results of ops, or of a kind of collective.
+    /// Checks that a policy of activation checkpointing lists ops that exist, or kinds of collectives.
     pub(super) fn checkpoint(
         &self,
         field: &str,

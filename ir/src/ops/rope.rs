@@ -50,7 +50,7 @@ pub struct Llama3Scaling {
 }
 
 impl Llama3Scaling {
-    /// Its real numbers, each with the range that it must be in.
+    /// The real numbers, each with the range that it must be in.
     pub fn numbers(&self) -> [Ranged; 3] {
         let (low, high) = (self.low_freq_factor, self.high_freq_factor);
         let above_low = RealRange::Above { name: "low_freq_factor", bound: low.0 };

@@ -68,7 +68,7 @@ impl ReduceOp {
         }
     }
 
-    /// What it makes of several values, in words: `sum`, `average`, `maximum` or `minimum`.
+    /// A noun for the result: `sum`, `average`, `maximum` or `minimum`.
     pub fn noun(self) -> &'static str {
         match self {
             ReduceOp::Sum => "sum",

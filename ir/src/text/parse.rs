@@ -39,7 +39,7 @@ struct Header {
     persistent_bytes: u64,
     step_bytes: u64,
     events: u32,
-    /// Where all of it is.
+    /// The bytes of the whole header.
     span: Range<usize>,
 }
 

@@ -34,7 +34,7 @@ pub enum Property {
     Kernels,
 }
 
-/// What no property says, as a sentence without a full stop. It goes with every list of proved properties.
+/// The limit of the proof, as a sentence without a full stop. It goes with every list of proved properties.
 pub const NOT_PROVED: &str = "that the plan computes its model: an exchange of two operands of one type, \
     such as the gradients of two weights of one shape, is another plan that may keep all properties";
 

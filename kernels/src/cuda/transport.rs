@@ -44,7 +44,7 @@ pub struct Part<'a> {
     pub from: &'a Sharding,
     /// Where they go.
     pub to: &'a Sharding,
-    /// Whether they are added to what is there.
+    /// True if they are added to the content of the destination.
     pub adds: bool,
 }
 

@@ -36,8 +36,8 @@ impl<'a> Policy<'a> {
         Policy { graph, listed: SecondaryMap::new(), read_back }
     }
 
-    /// Whether the policy of the module of `node`, a node of the forward pass that gathers no weight, computes its
-    /// results again. To be asked in program order.
+    /// Returns true if the policy recomputes the results of `node`, a node of the forward pass that gathers no weight.
+    /// Must be called in program order.
     pub(super) fn recomputes(&mut self, node: Node) -> bool {
         let scope = self.graph.nodes[node].scope;
         match &self.graph.scopes[scope].checkpoint {
@@ -87,12 +87,12 @@ impl<'a> Policy<'a> {
     }
 }
 
-/// Whether a policy lists an op.
+/// The answer of a policy about an op.
 enum Listed {
     Yes,
     No,
     /// As much as it lists the op that makes this value.
     Like(Value),
-    /// What the op makes is a scale, or what a scale is made of.
+    /// The op makes a scale, or a number that a scale is made of.
     Scale,
 }

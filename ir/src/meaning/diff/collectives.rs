@@ -86,7 +86,7 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// By a tensor that only this plan sends: the first ahead of it on its stream that the other plan sends too.
+/// For each tensor that only this plan sends, the first one ahead of it on its stream that the other plan sends too.
 #[derive(Default)]
 struct Ahead<'a>(FxHashMap<&'a str, Option<&'a str>>);
 

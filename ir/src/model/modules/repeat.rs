@@ -26,10 +26,10 @@ module! {
         /// Activation checkpointing of these layers; the model's by default.
         #[serde(default)]
         pub checkpoint: Option<Checkpoint>,
-        /// How many layers, from the first on, are in `Bf16`. Megatron's name.
+        /// The number of layers from the first on that stay in `Bf16`. Megatron's name.
         #[serde(default)]
         pub num_layers_at_start_in_bf16: u32,
-        /// How many layers, up to the last, are in `Bf16`. Megatron's name.
+        /// The number of layers up to the last that stay in `Bf16`. Megatron's name.
         #[serde(default)]
         pub num_layers_at_end_in_bf16: u32,
     }
@@ -41,7 +41,7 @@ impl Repeat {
         layers_in(&self.body).max(1)
     }
 
-    /// Whether an iteration is one layer, with all that is in it.
+    /// Returns true if a whole iteration is one layer.
     fn is_layer_each(&self) -> bool {
         match &self.body[..] {
             [only] if only.def().is_layer() => true,

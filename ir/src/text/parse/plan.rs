@@ -93,7 +93,7 @@ impl<'a> Parser<'a> {
                 draft.plan.model = Some(self.digest()?);
                 Ok(())
             }
-            // That of the text as it was written; `stated_digest` finds it.
+            // The digest of the text as planc wrote it; `stated_digest` finds it.
             "digest" => {
                 self.once(draft, word, span)?;
                 self.cursor.word("`digest`")?;

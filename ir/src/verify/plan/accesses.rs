@@ -52,7 +52,7 @@ pub(super) fn check(cx: &mut Cx<'_>, bytes: Option<&SecondaryMap<Buffer, u64>>) 
     for sections in PlanSection::TIMELINES {
         for &section in sections {
             walk.section(section);
-            // What it leaves to itself, if all was well before.
+            // The second run finds the memory that the first one left.
             if plan.runs(section) > 1 && walk.cx.proof.broken.is_empty() {
                 walk.section(section);
             }
@@ -105,7 +105,7 @@ struct Segment {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Access {
     at: At,
-    /// Of which run of a section, counted through all.
+    /// The run of a section, counted through all runs.
     run: u32,
     stream: Stream,
     time: u32,

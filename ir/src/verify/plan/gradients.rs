@@ -129,7 +129,7 @@ fn root(cx: &mut Cx<'_>, flow: &Flow, at: At, update: &Update) -> Option<Buffer>
     }
 }
 
-/// What is wrong with a gradient where all micro-batches run `step`.
+/// The fault of a gradient in a plan where all micro-batches run `step`; `None` if it has none.
 fn made_in_step(plan: &Plan, flow: &Flow, root: Buffer) -> Option<String> {
     let made = flow.write_in(root, PlanSection::Step);
     match (plan.buffers[root].role, made) {
@@ -147,7 +147,7 @@ fn made_in_step(plan: &Plan, flow: &Flow, root: Buffer) -> Option<String> {
     }
 }
 
-/// What is wrong with a sum that the first micro-batch starts and the last one ends, in `made`.
+/// The fault of a sum that the first micro-batch starts and the last one ends, in `made`; `None` if it has none.
 fn added_up(
     plan: &Plan,
     flow: &Flow,
@@ -207,7 +207,7 @@ fn norm(cx: &mut Cx<'_>, flow: &Flow, updates: &[(At, Update)]) {
         }
         return;
     };
-    // How often what each instruction makes is a term of the sum, in which every term is whole.
+    // For each instruction, how often its result is a term of the sum.
     let mut times: BTreeMap<usize, u64> = BTreeMap::new();
     let mut counted: SecondaryMap<Buffer, u64> = SecondaryMap::new();
     let mut terms = vec![(scale, sum, 1)];

@@ -115,7 +115,7 @@ fn peak(cx: &Cx<'_>, bytes: &SecondaryMap<Buffer, u64>, flow: &Flow) -> u64 {
                 instruction.reads().into_iter().chain(instruction.writes()).collect();
             let mut shared = 0;
             let place = |it: Buffer| (plan.buffers[it].offset, bytes[it]);
-            // Where what this touches is, as soon as it makes something.
+            // The places of all that the instruction touches. They are needed once it makes something.
             let mut places: Option<FxHashSet<(Option<u64>, u64)>> = None;
             for (i, &buffer) in touched.iter().enumerate() {
                 if is_live[buffer] || ends_of[buffer].is_none() {

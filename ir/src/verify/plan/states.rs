@@ -138,7 +138,7 @@ fn kind(plan: &Plan, flow: &Flow, weights: &OfWeights, state: Buffer) -> (Kind, 
     }
 }
 
-/// Where micro-batches write a buffer: each section that runs one, or none.
+/// The places at which micro-batches write a buffer. An error if only some of the sections that run write it.
 fn in_micro_batches(plan: &Plan, flow: &Flow, buffer: Buffer) -> Result<Vec<At>, String> {
     let run = PlanSection::MICRO_BATCHES.into_iter().filter(|&it| plan.runs(it) > 0);
     let (mut written, mut left) = (Vec::new(), None);
@@ -156,7 +156,7 @@ fn in_micro_batches(plan: &Plan, flow: &Flow, buffer: Buffer) -> Result<Vec<At>,
     }
 }
 
-/// What a buffer is that the first of several micro-batches leaves to others; or what is wrong with it.
+/// The kind of a buffer that the first of several micro-batches leaves to the others, or its fault.
 fn left_by_first(plan: &Plan, flow: &Flow, buffer: Buffer) -> Result<Kind, String> {
     let len = plan.section(PlanSection::First).len();
     let (from, maker) = flow.moved_from(plan, (PlanSection::First, len), buffer);

@@ -1,7 +1,7 @@
 //! `values`, beyond what `accesses` sees: a buffer holds one value a section, and no value is made in vain.
 //!
-//! Temporaries and what is carried are written once a timeline, but that several micro-batches may add to one sum;
-//! states and parameters once a section. Two
+//! Temporaries and carried buffers are written once a timeline, except that several micro-batches may add to one sum;
+//! states and parameters are written once a section. Two
 //! values in one buffer would be told apart by order alone, which no name shows. And what nothing reads is
 //! a contribution that is lost.
 
