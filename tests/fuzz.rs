@@ -3,49 +3,22 @@
 //! `tests/fuzz/seeds` holds files that reach different code, and every file on which a target once
 //! failed. Whatever is in one, reading it ends, soon, and memory does not follow the numbers in it.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "../checkpoint/tests/memory/peak.rs"]
+mod memory;
+
 use std::fs;
 use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// Of one seed. The largest take 12 MB and 0.3 s on a laptop.
+use memory::{alone, peak};
+
+/// Limits for one seed. The largest seeds take 12 MB and 0.3 s on a laptop.
 const BYTES: usize = 256 << 20;
 const TIME: Duration = Duration::from_secs(20);
 
-/// Counts what is allocated, at its peak.
-struct Counting;
-
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system's allocator as it is.
-#[allow(unsafe_code)]
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(now, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, it: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(it, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Seeds run one after the other, so that the peak is of one.
-static ONE: Mutex<()> = Mutex::new(());
-
 #[track_caller]
 fn replay(target: &str, run: fn(&[u8])) {
-    let _one = ONE.lock().unwrap_or_else(|it| it.into_inner());
+    let _one = alone();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target);
     let entries = fs::read_dir(&folder).expect("the seeds are there");
     let mut paths: Vec<_> = entries.map(|it| it.expect("entries are readable").path()).collect();
@@ -55,11 +28,8 @@ fn replay(target: &str, run: fn(&[u8])) {
     for path in paths {
         let name = path.file_name().expect("it has a name").to_string_lossy().into_owned();
         let bytes = fs::read(&path).expect("a seed is readable");
-        let before = NOW.load(Ordering::Relaxed);
-        PEAK.store(before, Ordering::Relaxed);
         let start = Instant::now();
-        let result = std::panic::catch_unwind(|| run(&bytes));
-        let peak = PEAK.load(Ordering::Relaxed) - before;
+        let (result, peak) = peak(|| std::panic::catch_unwind(|| run(&bytes)));
         if result.is_err() {
             broken.push(format!("{name} panics"));
         }

@@ -4,45 +4,17 @@
 //! prints; then everything that reads is called. What is checked is that nothing panics, that memory is
 //! bounded (an allocator counts), and that time is. `PLANC_FUZZ=1000000` makes a million rounds.
 
-use std::alloc::{GlobalAlloc, Layout, System};
+#[path = "memory/peak.rs"]
+mod memory;
+
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use checkpoint::verify::verify;
 use checkpoint::{Checkpoint, Metadata, archive, sums};
 use ir::placement::Chunk;
-
-/// Counts what is allocated, at its peak.
-struct Counting;
-
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call goes to the system's allocator as it is.
-#[allow(unsafe_code)]
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(now, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, it: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(it, layout) }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Counting = Counting;
-
-/// Rounds run one after the other, so that the peak is of one.
-static ONE: Mutex<()> = Mutex::new(());
+use memory::{alone, peak};
 
 /// SplitMix64.
 struct Random(u64);
@@ -188,11 +160,8 @@ fn files() -> Vec<(PathBuf, Vec<u8>)> {
 /// Runs one round with a limit on memory beyond what was there before, and on time.
 #[track_caller]
 fn bounded(limit: usize, seed: u64, round: impl FnOnce()) {
-    let before = NOW.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
     let start = Instant::now();
-    round();
-    let used = PEAK.load(Ordering::Relaxed).saturating_sub(before);
+    let ((), used) = peak(round);
     assert!(used <= limit, "seed {seed}: {used} bytes were allocated, {limit} are bearable");
     let time = start.elapsed();
     assert!(time < Duration::from_secs(60), "seed {seed}: it took {time:?}");
@@ -201,7 +170,7 @@ fn bounded(limit: usize, seed: u64, round: impl FnOnce()) {
 /// Parsers alone, thousands of cases in a second.
 #[test]
 fn parsers_survive_any_bytes() {
-    let _one = ONE.lock();
+    let _one = alone();
     let files = files();
     let n_rounds = rounds(10_000);
     let mut n_read = 0;
@@ -238,7 +207,7 @@ fn parsers_survive_any_bytes() {
 /// Whole folders: one file is changed, or is not there, or is another.
 #[test]
 fn folders_survive_any_change() {
-    let _one = ONE.lock();
+    let _one = alone();
     let files = files();
     // Of its own, for a long run beside others.
     let name = format!("fuzz-{}", std::process::id());
@@ -298,7 +267,7 @@ fn folders_survive_any_change() {
 /// Strings, tuples and lists that are shared and doubled: small files that stand for huge values.
 #[test]
 fn repetition_is_not_expanded() {
-    let _one = ONE.lock();
+    let _one = alone();
     // t0 = (); t1 = (t0, t0); .. 60 times.
     let mut tuples = Vec::from(*b"\x80\x02)q\x00");
     for it in 0..60u8 {
