@@ -1,22 +1,15 @@
 //! FLOPs of a step as MFU and HFU count them: those that training needs are the same on every mesh and under every
 //! option, and what ranks repeat is reported.
 
-use std::path::Path;
-
 use ir::cost::{StepCost, Target, Timeline};
 use ir::model::MeshSpec;
 use ir::plan::Plan;
 use ir::summary::Summary;
 use ir::{Graph, Section};
 use passes::{Autodiff, PassManager};
+use tests::example;
 
 const LORA: &str = include_str!("flops/lora.ron");
-
-fn example(name: &str) -> String {
-    let path =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples").join(format!("{name}.ron"));
-    std::fs::read_to_string(path).unwrap()
-}
 
 fn graph(source: &str, mesh: &str, set: &[(&str, &str)]) -> Graph {
     let model = ir::model::parse_with(source, set).unwrap();

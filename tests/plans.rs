@@ -1,17 +1,10 @@
 //! What plans of whole models contain: collectives against the ideal, and nothing per rank.
 
-use std::path::Path;
-
 use ir::model::MeshSpec;
 use ir::plan::{Instruction, Plan, PlanSection};
 use ir::summary::Summary;
 use ir::text::{parse_plan, print_plan};
-
-fn example(name: &str) -> String {
-    let path =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples").join(format!("{name}.ron"));
-    std::fs::read_to_string(path).unwrap()
-}
+use tests::example;
 
 fn compile(source: &str, mesh: &str, set: &[(&str, &str)]) -> Plan {
     let model = ir::model::parse_with(source, set).unwrap();
@@ -453,5 +446,19 @@ fn sums_of_micro_batches_are_made_by_gemms() {
     for section in [PlanSection::Step, PlanSection::Last] {
         // Nothing multiplies to make this gradient.
         assert_eq!(adds(section), ["model.embed_tokens.weight.grad.f32.acc"]);
+    }
+}
+
+/// A sweep prints figures of the plan that `compile` makes.
+#[test]
+fn a_priced_plan_is_the_compiled_one() {
+    for (name, mesh) in [("mlp", "2x4"), ("llama-tiny", "2x2x2"), ("llama-tiny-block", "2x2")] {
+        let model = ir::model::parse(&example(name)).unwrap();
+        let graph = ir::model::elaborate(&model, &MeshSpec::parse(mesh).unwrap()).unwrap();
+        let options = codegen::Options::default();
+        let priced = codegen::price(graph.clone(), &options, u64::MAX).unwrap().unwrap();
+        let compiled = codegen::compile(graph.clone(), &options).unwrap().plan.into_plan();
+        assert!(priced == Plan { model: None, ..compiled }, "{name} on {mesh}");
+        assert_eq!(codegen::price(graph, &options, 0).unwrap(), None, "{name} needs some memory");
     }
 }

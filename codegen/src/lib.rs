@@ -11,7 +11,9 @@ use ir::graph::{Cut, Def, Move, Name, WeightMeshLint};
 use ir::plan::Plan;
 use ir::verify::Property;
 use ir::{DType, Digest, Graph, Phase};
-use passes::{Dump, GRAPH_PASSES, Pass, PassError, PassManager, PlanMemory, ScheduleOverlap};
+use passes::{
+    Dump, GRAPH_PASSES, PassError, PassManager, PlanMemory, ScheduleOverlap, Verification,
+};
 
 pub use kernels::{Proved, prove};
 pub use lower::lower;
@@ -56,7 +58,7 @@ pub struct CompileError {
     pub dumps: Vec<Dump>,
 }
 
-/// What [`Compiled::times`] calls the proof of the plan.
+/// The name of the proof in [`Compiled::times`].
 pub const PROVE: &str = "prove";
 
 /// Compiles a graph in phase `Logical`: [`GRAPH_PASSES`], [`lower`], the options' [`ScheduleOverlap`],
@@ -78,19 +80,15 @@ pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError
 /// of the work, so it is not to be run. `None` as soon as it is known that a rank keeps more than `most` bytes
 /// between steps.
 pub fn price(mut graph: Graph, options: &Options, most: u64) -> Result<Option<Plan>, PassError> {
+    let mut manager = PassManager { verification: Verification::Never, ..PassManager::default() };
     check_size(graph.exceeds())?;
-    for pass in GRAPH_PASSES {
-        pass.run(&mut graph)?;
-        if pass.phases().1 < Phase::Sharded && kept_bytes(&graph) > most {
+    for &pass in GRAPH_PASSES {
+        manager.run(&mut graph, &[pass])?;
+        if graph.phase < Phase::Sharded && kept_bytes(&graph) > most {
             return Ok(None);
         }
     }
-    let mut plan = lower(&graph);
-    check_size(plan.exceeds())?;
-    options.schedule.run(&mut plan)?;
-    add_workspaces(&mut plan);
-    PlanMemory.run(&mut plan)?;
-    Ok(Some(plan))
+    planned(&graph, options, &mut manager).map(Some)
 }
 
 /// Bytes that a rank keeps between steps at the least: master weights, what optimizers keep of them in f32, and sums
@@ -116,6 +114,18 @@ fn check_size(exceeds: Option<String>) -> Result<(), PassError> {
     }
 }
 
+/// The plan of a graph in phase `Local`, with offsets.
+fn planned(graph: &Graph, options: &Options, manager: &mut PassManager) -> Result<Plan, PassError> {
+    let start = Instant::now();
+    let mut plan = lower(graph);
+    check_size(plan.exceeds())?;
+    manager.finish("lower", Phase::Lowered, &plan, start)?;
+    manager.run(&mut plan, &[&options.schedule])?;
+    add_workspaces(&mut plan);
+    manager.run(&mut plan, &[&PlanMemory])?;
+    Ok(plan)
+}
+
 /// The plan, and the graph that it was lowered from, with what passes report.
 fn pipeline(
     mut graph: Graph,
@@ -125,13 +135,7 @@ fn pipeline(
     check_size(graph.exceeds())?;
     let model = Digest::of_model(&graph);
     manager.run(&mut graph, GRAPH_PASSES)?;
-    let start = Instant::now();
-    let mut plan = lower(&graph);
-    check_size(plan.exceeds())?;
-    manager.finish("lower", Phase::Lowered, &plan, start)?;
-    manager.run(&mut plan, &[&options.schedule])?;
-    add_workspaces(&mut plan);
-    manager.run(&mut plan, &[&PlanMemory])?;
+    let mut plan = planned(&graph, options, manager)?;
     plan.model = Some(model);
     let start = Instant::now();
     let proved = Proved::of(plan);

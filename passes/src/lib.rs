@@ -31,7 +31,7 @@ pub use fuse::Fuse;
 pub use insert_collectives::InsertCollectives;
 pub use interleave_chunks::InterleaveChunks;
 pub use localize::Localize;
-pub use pass::{Dump, Ir, Pass, PassError, PassManager};
+pub use pass::{Dump, Ir, Pass, PassError, PassManager, Verification};
 pub use plan_memory::PlanMemory;
 pub use propagate_shardings::PropagateShardings;
 pub use quantize::Quantize;
