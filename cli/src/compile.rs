@@ -7,7 +7,8 @@ use codegen::Proved;
 use ir::cost::{StepCost, Utilization};
 use ir::graph::{Cut, Move};
 use ir::meaning::Meaning;
-use ir::plan::{MemoryProfile, Plan, memory_profile};
+use ir::placement::Mesh;
+use ir::plan::{MemoryProfile, memory_profile};
 use ir::summary::{CollectiveTotal, Summary};
 use ir::{Digest, Phase};
 use passes::{Dump, GRAPH_PASSES};
@@ -107,7 +108,7 @@ struct Compiled {
     /// How FSDP cuts weights in blocks.
     cuts: Vec<Cut>,
     prediction: Option<Prediction>,
-    /// What a rank needs, and what it may take, if there is a limit.
+    /// The bytes that a rank needs and the bytes that it may take, if there is a limit.
     needs: Option<(Needs, u64)>,
     times: Times,
 }
@@ -158,7 +159,8 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     dump(args, ui, dumps)?;
     let compiled = result.map_err(|it| file.pass_failure(&it.error))?;
 
-    let mut findings = lint::findings(&compiled);
+    let summary = Summary::of(&compiled.plan);
+    let mut findings = lint::findings(&compiled, &summary);
     if let Some(target) = target.as_ref().filter(|_| !file.is_program()) {
         findings.extend(lint::of_target(&file.parsed(&args.model)?, &compiled.plan.mesh, target));
         findings.extend(lint::of_reduction(&file.variant(&args.model)?, &compiled.plan, target));
@@ -202,7 +204,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         limit::check(&plan, &limit, variant.as_ref())?;
     }
     input::write(&output, &ir::text::print_plan(&plan))?;
-    let (summary, memory) = (in_users_words(&plan), memory_profile(&plan));
+    let (summary, memory) = (in_users_words(summary, &plan.mesh), memory_profile(&plan));
     let needs = limit.map(|limit| (Needs::of(&plan, target.as_ref()), limit));
     let compiled = Compiled {
         plan,
@@ -235,12 +237,12 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
 }
 
 /// The summary with the axes of the user's mesh, and one line for each kind of collective.
-fn in_users_words(plan: &Plan) -> Summary {
-    let mut res = Summary::of(plan);
-    res.amax_groups.iter_mut().for_each(|it| it.axes = plan.mesh.in_user_axes(&it.axes, ", "));
-    res.repeated.iter_mut().for_each(|it| it.axes = plan.mesh.in_user_axes(&it.axes, ", "));
+fn in_users_words(summary: Summary, mesh: &Mesh) -> Summary {
+    let mut res = summary;
+    res.amax_groups.iter_mut().for_each(|it| it.axes = mesh.in_user_axes(&it.axes, ", "));
+    res.repeated.iter_mut().for_each(|it| it.axes = mesh.in_user_axes(&it.axes, ", "));
     for it in std::mem::take(&mut res.collectives) {
-        let axes = plan.mesh.in_user_axes(&it.axes, ", ");
+        let axes = mesh.in_user_axes(&it.axes, ", ");
         // Reductions of different operators are of one kind here.
         match res.collectives.iter_mut().find(|other| other.axes == axes && other.kind == it.kind) {
             Some(other) => {

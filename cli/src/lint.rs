@@ -86,7 +86,7 @@ impl Lint {
 }
 
 /// What there is to say about a compiled model.
-pub fn findings(compiled: &codegen::Compiled) -> Vec<Finding> {
+pub fn findings(compiled: &codegen::Compiled, summary: &Summary) -> Vec<Finding> {
     let codegen::Compiled { plan, moves, unquantized, weight_mesh_lints, .. } = compiled;
     let of_params = |lint: Lint, what: &str| {
         let found = plan.params.iter().filter(|it| lint.finds(plan, it.buffer));
@@ -105,12 +105,12 @@ pub fn findings(compiled: &codegen::Compiled) -> Vec<Finding> {
         },
     ];
     res.extend(weight_mesh_lints.iter().map(|it| amax(it, &plan.mesh)));
-    res.extend(repeated(&Summary::of(plan), &plan.mesh));
+    res.extend(repeated(summary, &plan.mesh));
     res.retain(|it| !it.tensors.is_empty());
     res
 }
 
-/// What several ranks compute alike, for each set of axes along which they do.
+/// Findings on products that several ranks compute alike, one for each set of axes.
 pub fn repeated(summary: &Summary, mesh: &Mesh) -> Vec<Finding> {
     let share = |it: &Repeated| it.flops as f64 / summary.flops as f64;
     let large = summary.repeated.iter().filter(|it| share(it) >= REPEATED_SHARE);
@@ -133,7 +133,7 @@ pub fn of_target(model: &Model, mesh: &Mesh, target: &Target) -> Option<Finding>
     Some(Finding { lint: Lint::TpAcrossNodes, tensors: Vec::new(), what })
 }
 
-/// What there is to say about when gradients are reduced, if the model asks for once a step.
+/// A finding if the model reduces gradients once a step and reducing them every micro-batch is predicted to be faster.
 pub fn of_reduction(variant: &Variant, plan: &Plan, target: &Target) -> Option<Finding> {
     if variant.model.reduce_gradients != Reduction::LastMicroBatch || plan.micro_batches == 1 {
         return None;

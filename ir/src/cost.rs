@@ -22,7 +22,7 @@ use cranelift_entity::EntityRef;
 use serde::Serialize;
 
 use crate::plan::{BySection, Instruction, Plan, PlanSection, Stream, StreamKind};
-use crate::summary::Summary;
+use crate::summary::{executed_flops, model_flops};
 use compute::Ops;
 use link::Links;
 
@@ -37,7 +37,7 @@ pub struct Timeline {
     pub spans: Vec<Span>,
     /// When the compute stream waits for communication, in the same order.
     pub exposed: Vec<Exposed>,
-    /// How often each section runs in a step; see [`Plan::runs`].
+    /// The number of times each section runs in a step; see [`Plan::runs`].
     pub runs: BySection<u32>,
     /// Seconds from the start of each section until all its instructions are done.
     seconds: BySection<f64>,
@@ -80,19 +80,20 @@ pub struct StepCost {
     pub exposed_seconds: f64,
     /// Seconds of communication, hidden or not.
     pub communication_seconds: f64,
-    /// Of the target's bf16 peak.
+    /// Shares of the target's bf16 peak.
     #[serde(flatten)]
     pub of_bf16_peak: Utilization,
-    /// Of its FP8 peak, for a plan that multiplies in FP8.
+    /// Shares of its FP8 peak, for a plan that multiplies in FP8.
     pub of_fp8_peak: Option<Utilization>,
 }
 
 /// FLOPs of a step over what the target could do in that time, without sparsity.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Utilization {
-    /// Model FLOPs utilization: what training needs ([`Summary::model_flops`]), shared among the ranks.
+    /// Model FLOPs utilization: the FLOPs that training needs, divided by the number of ranks; see
+    /// [`Summary::model_flops`](crate::summary::Summary::model_flops).
     pub mfu: f64,
-    /// Hardware FLOPs utilization: what a rank executes ([`Summary::flops`]).
+    /// Hardware FLOPs utilization: the FLOPs that a rank executes; see [`Summary::flops`](crate::summary::Summary::flops).
     pub hfu: f64,
 }
 
@@ -151,14 +152,12 @@ impl Timeline {
             let its = self.section(section).iter().filter(is_collective);
             its.map(|it| it.end - it.start).fold(0.0, |sum, it| sum + it)
         };
-        let summary = Summary::of(plan);
+        let needed = model_flops(plan) as f64 / plan.mesh.n_ranks() as f64;
+        let executed = executed_flops(plan) as f64;
         let of_peak = |peak: &Figure| {
             let possible = seconds * peak.0;
             let share = |flops: f64| if possible > 0.0 { flops / possible } else { 0.0 };
-            Utilization {
-                mfu: share(summary.model_flops_of_rank(plan.mesh.n_ranks())),
-                hfu: share(summary.flops as f64),
-            }
+            Utilization { mfu: share(needed), hfu: share(executed) }
         };
         let fp8_peak = target.fp8_peak.as_ref().filter(|_| plan.multiplies_in_fp8());
         StepCost {

@@ -5,8 +5,8 @@
 
 use crate::ops::Op;
 use crate::plan::{Buffer, Instruction, Plan, PlanSection};
-use crate::summary::traffic;
-use crate::{Graph, Shape, TensorType};
+use crate::summary::{op_flops, traffic};
+use crate::{Graph, TensorType};
 
 /// The most bytes that all tensors of a graph have together, each once, whatever the mesh. Passes add tensors, so
 /// there is room below [`MAX_PLAN_BYTES`].
@@ -20,7 +20,7 @@ const MAX_PLAN_BYTES: u128 = 1 << 63;
 const MAX_A_STEP: u128 = 1 << 60;
 
 impl Graph {
-    /// What is too large about the program, in words; `None` if it can be planned.
+    /// A message about the part that is too large; `None` if the program can be planned.
     pub fn exceeds(&self) -> Option<String> {
         let tensors = self.values.values().map(|it| (it.name.as_str(), &it.ty));
         too_many_bytes(tensors, MAX_GRAPH_BYTES)
@@ -28,7 +28,7 @@ impl Graph {
 }
 
 impl Plan {
-    /// What is too large about the plan, in words; `None` if all of its sums can be computed.
+    /// A message about the part that is too large; `None` if all sums over the plan can be computed.
     pub fn exceeds(&self) -> Option<String> {
         let buffers = self.buffers.values().map(|it| (it.name.as_str(), &it.ty));
         too_many_bytes(buffers, MAX_PLAN_BYTES).or_else(|| self.too_much_work())
@@ -77,12 +77,7 @@ impl Plan {
         if !made.is_ok_and(|it| it.iter().eq(types(results))) {
             return 0;
         }
-        let shapes =
-            |it: &[Buffer]| -> Vec<Shape> { it.iter().map(|&it| self.local_shape(it)).collect() };
-        let (args, results) = (shapes(args), shapes(results));
-        let args: Vec<&[u64]> = args.iter().map(|it| &it[..]).collect();
-        let results: Vec<&[u64]> = results.iter().map(|it| &it[..]).collect();
-        op.flops(&args, &results)
+        op_flops(self, op, args, results)
     }
 }
 

@@ -14,6 +14,7 @@ use crate::plan::{Instruction, Part, Plan, PlanSection};
 use crate::quant::Role;
 
 pub use work::Repeated;
+pub(crate) use work::{executed_flops, model_flops, op_flops};
 
 /// See the [module docs](self). Bytes and operations are those of one rank and one step, all
 /// micro-batches included.
@@ -29,7 +30,7 @@ pub struct Summary {
     /// with `N` weights in matrix products (PaLM, appendix B; torchtitan).
     #[serde(serialize_with = "json_number")]
     pub model_flops: u128,
-    /// Which of [`Summary::flops`] several ranks do alike, most first.
+    /// The part of [`Summary::flops`] that several ranks do alike, by axes, most first.
     pub repeated: Vec<Repeated>,
     /// Bytes that survive a step: weights, optimizer states, inputs.
     pub persistent_bytes: u64,
@@ -70,16 +71,11 @@ pub struct AmaxTotal {
 impl Summary {
     /// Counts.
     pub fn of(plan: &Plan) -> Summary {
-        let mut flops = 0_u64;
         let mut totals: BTreeMap<(AxisSet, CollectiveKind), [u64; 3]> = BTreeMap::new();
         for section in PlanSection::ALL {
             let times = u64::from(plan.runs(section));
             for instruction in plan.section(section) {
                 match instruction {
-                    Instruction::Compute { op, args, results, .. } => {
-                        let once = work::flops(plan, op, args, results);
-                        flops = times.saturating_mul(once).saturating_add(flops);
-                    }
                     Instruction::Collective { kind, comm, parts, .. } if !kind.is_local() => {
                         let axes = plan.comms[*comm];
                         let (bytes, wire_bytes) = traffic(plan, *kind, axes, parts);
@@ -88,7 +84,8 @@ impl Summary {
                             *total = times.saturating_mul(once).saturating_add(*total);
                         }
                     }
-                    Instruction::Collective { .. }
+                    Instruction::Compute { .. }
+                    | Instruction::Collective { .. }
                     | Instruction::Copy { .. }
                     | Instruction::Record { .. }
                     | Instruction::Wait { .. } => (),
@@ -101,8 +98,8 @@ impl Summary {
         });
         Summary {
             parameters: plan.params.iter().map(|it| plan.buffers[it.buffer].ty.n_elements()).sum(),
-            flops,
-            model_flops: work::model_flops(plan),
+            flops: executed_flops(plan),
+            model_flops: model_flops(plan),
             repeated: work::repeated(plan),
             persistent_bytes: plan.persistent_bytes,
             step_bytes: plan.step_bytes,

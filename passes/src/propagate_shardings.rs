@@ -81,7 +81,7 @@ impl Pass<Graph> for PropagateShardings {
     }
 }
 
-/// Whether ranks compute products alike.
+/// Returns true if several ranks compute the same products.
 fn repeats(graph: &Graph) -> bool {
     graph.order.iter().any(|&node| {
         let data = &graph.nodes[node];
@@ -110,9 +110,9 @@ fn walk(graph: &mut Graph, prices: &Prices, placed_penalty: f64) -> Result<(), P
     order.into_iter().try_for_each(|it| walk.node(it))
 }
 
-/// What moves and ops cost.
+/// The prices of moves and ops.
 struct Prices {
-    target: Target,
+    target: &'static Target,
     cost: CommCost,
     /// Seconds of moves between shardings of a type; each is searched for once.
     moves: RefCell<FxHashMap<u64, f64>>,
@@ -126,7 +126,7 @@ impl Default for Prices {
 }
 
 impl Prices {
-    /// What the cheapest way from one sharding to another costs.
+    /// Seconds of the cheapest way from one sharding to another.
     fn of_move(
         &self,
         from: &Sharding,
@@ -167,9 +167,7 @@ impl Prices {
                     let (from, to) = (graph.sharding(from), graph.sharding(to));
                     self.of_move(from, to, graph.ty(data.inputs[0]), &graph.mesh)?
                 }
-                _ => {
-                    op_seconds(&data.op, &local(&data.inputs), &local(&data.results), &self.target)
-                }
+                _ => op_seconds(&data.op, &local(&data.inputs), &local(&data.results), self.target),
             };
             let times = match data.section {
                 Section::Forward | Section::Backward => graph.micro_batches,
@@ -269,7 +267,7 @@ struct Walk<'a> {
     builder: Builder<'a>,
     /// Gathered parameters and data, their transposes and their codes.
     placed: SecondaryMap<Value, bool>,
-    /// How much dearer it is to move these.
+    /// The factor by which moving these is dearer.
     placed_penalty: f64,
     /// Other layouts of each value that exist already.
     copies: SecondaryMap<Value, SmallVec<[Value; 2]>>,
@@ -470,7 +468,7 @@ impl Walk<'_> {
         let views: SmallVec<[&[u64]; 8]> = shapes.iter().map(|it| it.as_slice()).collect();
         let (inputs, results) = views.split_at(data.inputs.len());
         let flops = data.op.flops(inputs, results);
-        Ok(Some(seconds + work_seconds(flops, bytes, &self.prices.target)))
+        Ok(Some(seconds + work_seconds(flops, bytes, self.prices.target)))
     }
 
     /// The copy of `value` that becomes `needed` for the least, and for how much.

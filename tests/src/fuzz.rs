@@ -103,7 +103,7 @@ pub fn profile(bytes: &[u8]) {
     }
 }
 
-/// What `// --mesh` and `// --set` say in the comments at the start of a model.
+/// The options in `// --mesh` and `// --set` comments at the start of a model.
 fn options(text: &str) -> (&str, Vec<(&str, &str)>) {
     let (mut mesh, mut sets) = ("2x2", Vec::new());
     for line in text.lines().map_while(|it| it.strip_prefix("//")) {
@@ -146,7 +146,7 @@ fn compile(graph: Graph) -> Option<Plan> {
     }
 }
 
-/// What `compile`, `diff`, `run` and the page ask of a plan that holds.
+/// Calls the analyses that `compile`, `diff`, `run` and the page make of a plan that holds.
 fn look_at(plan: &Plan) {
     let meaning = Meaning::of(plan);
     assert!(diff(&meaning, &meaning).is_empty(), "a plan is not what it is");
@@ -154,7 +154,7 @@ fn look_at(plan: &Plan) {
     if let Err(it) = CheckpointLayout::of(plan) {
         check_text(&it.to_string());
     }
-    price(plan, &H200);
+    price(plan, Target::reference());
 }
 
 fn price(plan: &Plan, target: &Target) {
@@ -179,9 +179,6 @@ fn check_span(text: &str, span: Option<Range<usize>>) {
         assert!(text.get(span.clone()).is_some(), "{span:?} is no part of {} bytes", text.len());
     }
 }
-
-static H200: LazyLock<Target> =
-    LazyLock::new(|| Target::builtin("h200").expect("it comes with planc"));
 
 /// Plans of two examples, of which one multiplies in FP8.
 static PLANS: LazyLock<[Plan; 2]> = LazyLock::new(|| {

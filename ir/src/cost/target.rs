@@ -1,5 +1,7 @@
 //! [`Target`]: a hardware profile, RON in `ir/profiles`, every figure with where it is from.
 
+use std::sync::LazyLock;
+
 use serde::{Deserialize, Serialize};
 
 use crate::model::{locate, offset};
@@ -138,7 +140,7 @@ pub enum Source {
 }
 
 impl Source {
-    /// Whether somebody measured the number.
+    /// Returns true if somebody measured the number.
     pub fn is_measured(&self) -> bool {
         matches!(self, Source::Measured(_))
     }
@@ -221,8 +223,10 @@ impl Target {
     }
 
     /// The profile whose prices decide where no target is named: the one that the model was calibrated on.
-    pub fn reference() -> Target {
-        Target::builtin("h200").expect("it comes with planc")
+    pub fn reference() -> &'static Target {
+        static REFERENCE: LazyLock<Target> =
+            LazyLock::new(|| Target::builtin("h200").expect("it comes with planc"));
+        &REFERENCE
     }
 
     /// Reads a profile.
@@ -292,7 +296,7 @@ impl Target {
         }
     }
 
-    /// Where all its figures are from.
+    /// The sources of all its figures.
     pub fn sources(&self) -> Vec<&Source> {
         let Target { memory, reserved, communicators, bandwidth, launch, processors, .. } = self;
         let Target { peak, fp8_peak, gemm, attention, sustained, overlap, .. } = self;

@@ -37,10 +37,20 @@ pub struct Repeated {
     pub tensors: Vec<Name>,
 }
 
-/// Operations of one step over all ranks as model FLOPs utilization counts them.
+/// Operations of one step that a rank executes: [`Summary::flops`](super::Summary::flops).
+pub(crate) fn executed_flops(plan: &Plan) -> u64 {
+    plan.timeline(&PlanSection::ALL).fold(0, |sum: u64, ((section, _), instruction)| {
+        let Instruction::Compute { op, args, results, .. } = instruction else { return sum };
+        let times = u64::from(plan.runs(section));
+        op_flops(plan, op, args, results).saturating_mul(times).saturating_add(sum)
+    })
+}
+
+/// Operations of one step over all ranks as model FLOPs utilization counts them:
+/// [`Summary::model_flops`](super::Summary::model_flops).
 ///
 /// A program without a result `loss` trains nothing, and each of its operations counts.
-pub(super) fn model_flops(plan: &Plan) -> u128 {
+pub(crate) fn model_flops(plan: &Plan) -> u128 {
     let step = plan.section(plan.last_micro_batch());
     let forward = forward(plan);
     let mut gradients = Gradients::new(plan, forward.as_deref());
@@ -60,7 +70,7 @@ pub(super) fn model_flops(plan: &Plan) -> u128 {
     res * u128::from(plan.micro_batches)
 }
 
-/// Of each instruction of `step`, whether the loss depends on it; none if there is no loss.
+/// For each instruction of the last micro-batch, true if the loss depends on it. `None` if there is no loss.
 fn forward(plan: &Plan) -> Option<Vec<bool>> {
     let loss = plan.results.iter().find(|it| it.0 == "loss")?.1;
     let mut needed: EntitySet<Buffer> = EntitySet::with_capacity(plan.buffers.len());
@@ -73,7 +83,7 @@ fn forward(plan: &Plan) -> Option<Vec<bool>> {
     Some(res)
 }
 
-/// Whether an instruction makes something that is needed; what it needs for that becomes needed.
+/// Returns true if an instruction makes a needed buffer, and marks its operands as needed then.
 fn need(instruction: &Instruction, needed: &mut EntitySet<Buffer>) -> bool {
     match instruction {
         Instruction::Compute { args, results, .. } => {
@@ -104,7 +114,7 @@ fn need(instruction: &Instruction, needed: &mut EntitySet<Buffer>) -> bool {
     }
 }
 
-/// What depends on a gradient, while the instructions of `step` are walked in issue order.
+/// The buffers that depend on a gradient, for a walk over a micro-batch in issue order.
 struct Gradients<'a> {
     reached: EntitySet<Buffer>,
     /// Ops without operands in the forward pass. Any other starts the backward pass (the gradient of the loss in
@@ -125,7 +135,7 @@ impl<'a> Gradients<'a> {
         Gradients { reached, constants: constants.collect() }
     }
 
-    /// Whether an instruction depends on a gradient; what it makes then does, too.
+    /// Returns true if an instruction depends on a gradient, and marks its results then.
     fn reach(&mut self, instruction: &Instruction) -> bool {
         match instruction {
             Instruction::Compute { op, args, results, .. } => {
@@ -166,7 +176,7 @@ pub(super) fn repeated(plan: &Plan) -> Vec<Repeated> {
         let Instruction::Compute { op, args, results, .. } = instruction else { continue };
         let shardings = args.iter().chain(results).map(|&it| &plan.buffers[it].sharding);
         let alike = axes_alike(shardings, &plan.mesh);
-        let flops = flops(plan, op, args, results);
+        let flops = op_flops(plan, op, args, results);
         if !alike.is_empty() && flops > 0 {
             let of_tensor = by_axes.entry(alike).or_default().entry(results[0]).or_default();
             *of_tensor = flops.saturating_mul(times(plan, section)).saturating_add(*of_tensor);
@@ -190,8 +200,8 @@ pub(super) fn repeated(plan: &Plan) -> Vec<Repeated> {
     res
 }
 
-/// Operations of an instruction that one rank executes.
-pub(super) fn flops(plan: &Plan, op: &Op, args: &[Buffer], results: &[Buffer]) -> u64 {
+/// Operations of one call of an op that one rank executes.
+pub(crate) fn op_flops(plan: &Plan, op: &Op, args: &[Buffer], results: &[Buffer]) -> u64 {
     let shapes = |it: &[Buffer]| -> SmallVec<[Shape; 4]> {
         it.iter().map(|&it| plan.local_shape(it)).collect()
     };
@@ -201,7 +211,7 @@ pub(super) fn flops(plan: &Plan, op: &Op, args: &[Buffer], results: &[Buffer]) -
     op.flops(&args, &results)
 }
 
-/// How often a step does what a section does, where one micro-batch stands for all.
+/// The number of times a section counts in a step, where one micro-batch stands for all.
 fn times(plan: &Plan, section: PlanSection) -> u64 {
     match section {
         PlanSection::First | PlanSection::Step | PlanSection::Last => plan.micro_batches.into(),
