@@ -72,7 +72,7 @@ pub struct Plan {
     pub mesh: Mesh,
     /// `Lowered`, `Scheduled` or `Planned`.
     pub phase: Phase,
-    /// How many micro-batches run before `update`; see [`Plan::micro_batch`].
+    /// The number of micro-batches before `update`; see [`Plan::micro_batch`].
     pub micro_batches: u32,
     /// Communicators.
     pub comms: PrimaryMap<Comm, AxisSet>,
@@ -125,7 +125,7 @@ impl PlanSection {
         PlanSection::Update,
     ];
 
-    /// Those that run micro-batches, in running order.
+    /// The sections that run micro-batches, in running order.
     pub const MICRO_BATCHES: [PlanSection; 3] =
         [PlanSection::First, PlanSection::Step, PlanSection::Last];
 
@@ -135,7 +135,7 @@ impl PlanSection {
         &[PlanSection::First, PlanSection::Step, PlanSection::Last, PlanSection::Update],
     ];
 
-    /// How often it runs in a step of so many micro-batches, where `has` says which sections are not empty.
+    /// The number of times it runs in a step of `micro_batches`; `has` says which sections are not empty.
     pub fn runs(self, micro_batches: u32, has: impl Fn(PlanSection) -> bool) -> u32 {
         let first = u32::from(has(PlanSection::First)).min(micro_batches);
         let last = u32::from(has(PlanSection::Last)).min(micro_batches - first);
@@ -145,6 +145,16 @@ impl PlanSection {
             PlanSection::Step => micro_batches - first - last,
             PlanSection::Last => last,
             PlanSection::Update => 1,
+        }
+    }
+
+    /// Returns true if it finds the buffers that earlier sections of the step carried. Every section of a step does,
+    /// except the one that a step begins with. `has` says which sections are not empty.
+    pub fn finds_carried(self, has: impl Fn(PlanSection) -> bool) -> bool {
+        match self {
+            PlanSection::Prepare | PlanSection::First => false,
+            PlanSection::Step => has(PlanSection::First),
+            PlanSection::Last | PlanSection::Update => true,
         }
     }
 
@@ -307,7 +317,7 @@ pub struct Part {
     pub src: Buffer,
     /// Destination.
     pub dst: Buffer,
-    /// Whether the destination keeps what it holds, and what arrives is added to that.
+    /// True if the result is added to the content of the destination.
     pub adds: bool,
 }
 
@@ -383,7 +393,7 @@ impl Plan {
         })
     }
 
-    /// Whether it has GEMMs on FP8 codes.
+    /// Returns true if it has GEMMs on FP8 data.
     pub fn multiplies_in_fp8(&self) -> bool {
         let is_fp8 =
             |it: &Instruction| matches!(it, Instruction::Compute { op: Op::QuantMatmul(_), .. });
@@ -412,7 +422,7 @@ impl Plan {
         self.micro_batch(self.micro_batches.saturating_sub(1))
     }
 
-    /// How often a section runs in a step.
+    /// The number of times a section runs in a step.
     pub fn runs(&self, section: PlanSection) -> u32 {
         section.runs(self.micro_batches, |it| !self.section(it).is_empty())
     }

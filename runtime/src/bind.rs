@@ -41,13 +41,9 @@ pub struct BoundPlan {
 }
 
 impl BoundPlan {
-    /// Whether a section finds what sections before it carried; the first one of a step does not.
+    /// See [`PlanSection::finds_carried`].
     pub fn finds_carried(&self, section: PlanSection) -> bool {
-        match section {
-            PlanSection::Prepare | PlanSection::First => false,
-            PlanSection::Step => !self.sections[PlanSection::First as usize].is_empty(),
-            PlanSection::Last | PlanSection::Update => true,
-        }
+        section.finds_carried(|it| !self.sections[it as usize].is_empty())
     }
 }
 
@@ -162,7 +158,7 @@ pub struct BoundPart {
     pub src: Buffer,
     /// What it gets.
     pub dst: Buffer,
-    /// Whether that is added to what is there.
+    /// True if it is added to the content of `dst`.
     pub adds: bool,
     /// The reduction, if there is one.
     pub reduce: Option<ReduceOp>,

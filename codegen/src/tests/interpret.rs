@@ -200,11 +200,7 @@ pub(super) fn is_sound(plan: &Plan) -> bool {
     let sections = PlanSection::ALL.into_iter().all(|section| {
         let instructions = plan.section(section);
         let before = happens_before(instructions);
-        let carries = match section {
-            PlanSection::Prepare | PlanSection::First => false,
-            PlanSection::Step => !plan.section(PlanSection::First).is_empty(),
-            PlanSection::Last | PlanSection::Update => true,
-        };
+        let carries = section.finds_carried(|it| !plan.section(it).is_empty());
         tenant.retain(|_, it| carries && plan.buffers[*it].role == Role::Carried);
         reads_what_it_means(plan, instructions, &mut tenant)
             && (0..instructions.len()).all(|then| {
