@@ -52,22 +52,24 @@ fn unknown_attribute(name: &str, key: &str, known: &[&str]) -> String {
 
 /// Ops of a forward pass: neither gradients, nor updates, nor what moves data, nor what a recipe asks for.
 pub(super) fn is_forward(kind: OpKind) -> bool {
-    use OpKind::{Adam, AdamW, Amax, Collective, DelayedScale, DelayedUpdate, Hadamard};
-    use OpKind::{
-        QuantMatmul, QuantScale, Quantize, QuantizeBlock, Reshard, RoundMx, RoundNvFp4, Sgd,
-    };
+    use OpKind::{Adam, AdamW, Collective, Reshard, Sgd};
     let update = [Adam, AdamW, Sgd].contains(&kind);
     let moves = [Collective, Reshard].contains(&kind);
-    let scales = [Amax, DelayedScale, DelayedUpdate, QuantScale].contains(&kind);
-    let codes = [QuantMatmul, Quantize, QuantizeBlock, Hadamard, RoundMx, RoundNvFp4];
-    !(update || moves || scales || codes.contains(&kind) || kind.name().ends_with("_grad"))
+    !(update || moves || quantizes(kind) || kind.name().ends_with("_grad"))
 }
 
-/// Ops of a forward pass that no model has and a recipe may ask for; what is quantized may be transposed, too.
+/// Ops that a recipe asks for and no model has.
+fn quantizes(kind: OpKind) -> bool {
+    use OpKind::{Amax, DelayedScale, DelayedUpdate, Hadamard};
+    use OpKind::{QuantMatmul, QuantScale, Quantize, QuantizeBlock, RoundMx, RoundNvFp4};
+    let scales = [Amax, DelayedScale, DelayedUpdate, QuantScale];
+    let codes = [QuantMatmul, Quantize, QuantizeBlock, Hadamard, RoundMx, RoundNvFp4];
+    scales.contains(&kind) || codes.contains(&kind)
+}
+
+/// Ops that a recipe may add to a forward pass. It transposes FP8 data, too.
 pub(super) fn is_made_by_recipes(kind: OpKind) -> bool {
-    use OpKind::{Adam, AdamW, Collective, Reshard, Sgd, Transpose};
-    let never = [Adam, AdamW, Collective, Reshard, Sgd].contains(&kind);
-    kind == Transpose || !(is_forward(kind) || never || kind.name().ends_with("_grad"))
+    quantizes(kind) || kind == OpKind::Transpose
 }
 
 /// The attributes of an op, as serde knows them.

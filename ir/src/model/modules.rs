@@ -104,12 +104,13 @@ pub trait ModuleDef {
     /// Appends the module's nodes. Names, scope and errors are those of the module at hand.
     fn build(&self, cx: &mut Cx<'_>, inputs: Values) -> Result<Values, ModelError>;
 
-    /// Whether it is a layer of the model: what FSDP gathers together and activation checkpointing computes again.
+    /// Returns true for a layer of the model. FSDP gathers the weights of a layer together, and activation
+    /// checkpointing recomputes a layer as a whole.
     fn is_layer(&self) -> bool {
         false
     }
 
-    /// How many layers it is, or has in it.
+    /// The number of layers that it is or contains.
     fn n_layers(&self) -> u64 {
         self.is_layer().into()
     }
@@ -136,6 +137,21 @@ pub struct Common<'a> {
     pub names: &'a Ordered<String>,
 }
 
+impl Common<'_> {
+    /// The fields, each with whether the model says anything there.
+    pub(super) fn stated(&self) -> [(&'static str, bool); 6] {
+        let Common { name, tp_mesh, sequence_parallel, weight_mesh, recipe, names } = self;
+        [
+            ("name", !name.is_empty()),
+            ("tp_mesh", tp_mesh.is_some()),
+            ("sequence_parallel", sequence_parallel.is_some()),
+            ("weight_mesh", weight_mesh.is_some()),
+            ("recipe", recipe.is_some()),
+            ("names", !names.0.is_empty()),
+        ]
+    }
+}
+
 /// Heads of one attention module.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attention {
@@ -151,7 +167,7 @@ pub struct Attention {
     pub tp_mesh: Option<String>,
 }
 
-/// How many layers a list of modules has.
+/// The number of layers in a list of modules.
 pub(super) fn layers_in(modules: &[Module]) -> u64 {
     modules.iter().fold(0, |n, it| it.def().n_layers().saturating_add(n))
 }

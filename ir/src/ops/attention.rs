@@ -85,6 +85,9 @@ pub(crate) struct Query {
 }
 
 impl Attention {
+    /// Range of the factor of the scores.
+    pub const SCALE: RealRange = RealRange::Positive;
+
     /// Factor of the scores.
     pub fn score_scale(&self) -> f64 {
         self.scale.map_or(1.0 / (self.head_dim as f64).sqrt(), |it| it.0)
@@ -137,11 +140,6 @@ impl Attention {
     pub(crate) fn full_flops(q: &[u64], k: &[u64]) -> u64 {
         (4 * q.iter().product::<u64>()).saturating_mul(k[k.len() - 2])
     }
-}
-
-impl Attention {
-    /// Range of the factor of the scores.
-    pub const SCALE: RealRange = RealRange::Positive;
 }
 
 impl OpDef for Attention {

@@ -23,13 +23,19 @@ pub struct Embedding {
     pub padding_idx: Option<i64>,
 }
 
+/// A padding row is a row: its index is not negative.
+pub(crate) fn check_padding_idx(padding_idx: Option<i64>) -> Result<(), TypeError> {
+    match padding_idx.is_some_and(|it| it < 0) {
+        true => Err(TypeError::Attribute { why: "padding_idx must be at least 0" }),
+        false => Ok(()),
+    }
+}
+
 impl OpDef for Embedding {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 2)?;
         integers(inputs, 0)?;
-        if self.padding_idx.is_some_and(|it| it < 0) {
-            return Err(TypeError::Attribute { why: "padding_idx must be at least 0" });
-        }
+        check_padding_idx(self.padding_idx)?;
         ndim(inputs, 1, 2, "2 dims")?;
         let mut shape = inputs[0].shape.clone();
         shape.push(inputs[1].shape[1]);

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
+use crate::ops::embedding::check_padding_idx;
 use crate::ops::{
     BoundAt, Bounds, Factors, LocalCx, Op, OpDef, Real, Sample, TypeError, Types, Values, View,
     ViewMut, arity, integers, ndim_at_least, per_row,
@@ -29,9 +30,7 @@ impl OpDef for EmbeddingGrad {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 2)?;
         integers(inputs, 0)?;
-        if self.padding_idx.is_some_and(|it| it < 0) {
-            return Err(TypeError::Attribute { why: "padding_idx must be at least 0" });
-        }
+        check_padding_idx(self.padding_idx)?;
         ndim_at_least(inputs, 1, 1, "at least 1 dim")?;
         let dy = inputs[1];
         per_row(dy, inputs[0])?;

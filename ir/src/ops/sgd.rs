@@ -29,17 +29,15 @@ pub struct Sgd {
 }
 
 impl Sgd {
-    /// How many tensors an update changes: the parameter, and the buffer if there is one.
-    fn n_states(&self) -> usize {
-        if self.momentum.0 == 0.0 { 1 } else { 2 }
-    }
-}
-
-impl Sgd {
     /// Range of the momentum.
     pub const MOMENTUM: RealRange = RealRange::Fraction;
     /// Range of the weight decay.
     pub const WEIGHT_DECAY: RealRange = RealRange::NotNegative;
+
+    /// How many tensors an update changes: the parameter, and the buffer if there is one.
+    fn n_states(&self) -> usize {
+        if self.momentum.0 == 0.0 { 1 } else { 2 }
+    }
 }
 
 impl OpDef for Sgd {

@@ -55,35 +55,24 @@ struct Cx<'a> {
 }
 
 impl<'a> Cx<'a> {
+    fn fail(&mut self, place: Place, context: String, message: String) {
+        self.errors.push(VerifyError { property: None, place, context, message });
+    }
+
     fn program(&mut self, message: String) {
-        self.errors.push(VerifyError {
-            property: None,
-            place: Place::Program,
-            context: String::new(),
-            message,
-        });
+        self.fail(Place::Program, String::new(), message);
     }
 
     fn value(&mut self, value: Value, message: String) {
         let data = &self.graph.values[value];
         let place = Place::Value(data.name.clone());
-        self.errors.push(VerifyError {
-            property: None,
-            place,
-            context: data.ty.to_string(),
-            message,
-        });
+        self.fail(place, data.ty.to_string(), message);
     }
 
     fn node(&mut self, index: usize, message: String) {
         let node = self.graph.order[index];
         let place = Place::Node { section: self.graph.nodes[node].section, index };
-        self.errors.push(VerifyError {
-            property: None,
-            place,
-            context: show(self.graph, node),
-            message,
-        });
+        self.fail(place, show(self.graph, node), message);
     }
 
     fn handles(&mut self) {
@@ -187,7 +176,7 @@ impl<'a> Cx<'a> {
         }
     }
 
-    /// What the model declares besides the program: parameters, how they are trained, and the run.
+    /// Checks the declarations besides the program: parameters, the optimizer, and the run.
     fn declared(&mut self) {
         let graph = self.graph;
         let declared: Vec<Declared<'_>> = graph
@@ -201,27 +190,17 @@ impl<'a> Cx<'a> {
             .collect();
         for (index, message) in faults(&declared) {
             let place = Place::Param(declared[index].name.to_string());
-            self.errors.push(VerifyError {
-                property: None,
-                place,
-                context: String::new(),
-                message,
-            });
+            self.fail(place, String::new(), message);
         }
         let training = check_training(graph.training.optimizer, graph.training.clip_norm);
         let checks = [(Place::Program, training), (Place::Run, check_run(&graph.run))];
         for (place, error) in checks.into_iter().filter_map(|(place, it)| Some((place, it.err()?)))
         {
-            self.errors.push(VerifyError {
-                property: None,
-                place,
-                context: String::new(),
-                message: error.to_string(),
-            });
+            self.fail(place, String::new(), error.to_string());
         }
     }
 
-    /// What a sum over micro-batches is stored is that sum and something more, and only `Update` reads it beside.
+    /// Checks a sum over micro-batches: the stored value adds something to it, and only `Update` reads it besides.
     fn sum(&mut self, store: &Store) {
         let graph = self.graph;
         let adder = graph.producer(store.value).map(|it| &graph.nodes[it]);

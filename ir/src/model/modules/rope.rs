@@ -92,16 +92,9 @@ impl From<Scaling> for Llama3Scaling {
 impl Rope {
     /// Checks it as part of an attention, which knows the size of a head.
     pub(super) fn check_part(&self, fields: &Fields) -> Result<(), ModelError> {
-        let own = [
-            ("name", !self.name.is_empty()),
-            ("head_dim", self.head_dim.is_some()),
-            ("tp_mesh", self.tp_mesh.is_some()),
-            ("sequence_parallel", self.sequence_parallel.is_some()),
-            ("weight_mesh", self.weight_mesh.is_some()),
-            ("recipe", self.recipe.is_some()),
-            ("names", !self.names.0.is_empty()),
-        ];
-        fields.no_effect(&own, "the rope of an attention has what the attention has")?;
+        let why = "the rope of an attention has what the attention has";
+        fields.no_effect(&self.common_options().stated(), why)?;
+        fields.no_effect(&[("head_dim", self.head_dim.is_some())], why)?;
         self.check(fields)
     }
 
