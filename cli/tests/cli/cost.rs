@@ -1,5 +1,7 @@
 //! `--target`, `--mem-limit` and `planc sweep`.
 
+use std::fs;
+
 use serde_json::Value;
 
 use crate::{Folder, unwrapped, workspace};
@@ -196,6 +198,25 @@ fn work_that_ranks_repeat_is_reported_and_can_be_denied() {
     let [flops, model] = ["flops", "model_flops"].map(|it| summary[it].as_u64().expect("a count"));
     assert_eq!(16 * flops, 8 * model);
     assert!(!folder.works("compile model.ron --mesh 2x2").contains("repeated:"));
+}
+
+#[test]
+fn reducing_once_a_step_is_noted_where_it_is_slower() {
+    let folder = Folder::new("late_reduction", &[]);
+    let model = fs::read(workspace("examples/llama3-8b.ron")).expect("an example");
+    folder.write("8b.ron", model);
+    let once = "compile 8b.ron --mesh 8 --set micro_batches=4 --set batch=PerReplica(4) \
+                --set reduce_gradients=LastMicroBatch --target h200";
+    let words =
+        "late-reduction: a step with `reduce_gradients: LastMicroBatch` is predicted to take";
+    let text = unwrapped(&folder.works(once));
+    assert!(text.contains(words), "{text}");
+    let denied = folder.planc(&format!("{once} --deny late-reduction"));
+    assert_eq!(denied.code, 1, "{}", denied.stdout);
+    assert!(unwrapped(&denied.stderr).contains(words), "{}", denied.stderr);
+    // With weights that stay gathered it is faster, and nothing is to be said.
+    let kept = folder.works(&format!("{once} --set fsdp.reshard_after_forward=false"));
+    assert!(!unwrapped(&kept).contains("late-reduction"), "{kept}");
 }
 
 #[test]
