@@ -21,7 +21,7 @@ pub mod schema;
 use ron::extensions::Extensions;
 
 pub use elaborate::{Cx, Values, elaborate};
-pub(crate) use error::offset;
+pub(crate) use error::bytes_of;
 pub use error::{At, ModelError, Problem};
 pub use layout::{Axes, Layout, Tp};
 pub use locate::locate;

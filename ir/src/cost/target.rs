@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{locate, offset};
+use crate::model::{bytes_of, locate};
 use crate::ops::{Granule, Op, QuantMatmul};
 use crate::plan::{Instruction, Plan};
 use crate::range::number_text;
@@ -193,9 +193,7 @@ impl TargetError {
     /// The bytes of the profile to point at.
     pub fn span(&self, source: &str) -> Option<std::ops::Range<usize>> {
         match self {
-            TargetError::Parse(it) => {
-                Some(offset(source, it.span.start)..offset(source, it.span.end))
-            }
+            TargetError::Parse(it) => Some(bytes_of(source, it.span.clone())),
             // The number of a figure is the first of two.
             TargetError::Range { field, .. } | TargetError::Share { field, .. } => {
                 locate(source, &format!("{field}[0]"))

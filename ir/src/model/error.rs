@@ -7,7 +7,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use ron::error::{Position, SpannedError};
+use ron::error::{Position, Span, SpannedError};
 
 use super::jobs;
 use super::locate::locate;
@@ -537,12 +537,13 @@ impl Problem {
 /// An error of the RON parser, in our words where we know what was meant.
 pub(super) fn from_ron(source: &str, error: SpannedError) -> ModelError {
     use ron::Error as E;
-    let (start, end) = (offset(source, error.span.start), offset(source, error.span.end));
+    let place = bytes_of(source, error.span);
+    let (start, end) = (place.start, place.end);
     let known = |it: &[&str]| it.iter().map(|it| it.to_string()).collect();
     // The parser stands behind a name that it dislikes.
     let behind = |word: &str| match source[..end].rfind(word) {
         Some(at) => at..at + word.len(),
-        None => start..end.max(start),
+        None => place.clone(),
     };
     let mistyped = |expected: &str| {
         let bytes = word_at(source, start);
@@ -566,10 +567,10 @@ pub(super) fn from_ron(source: &str, error: SpannedError) -> ModelError {
         }
         E::MissingStructField { field, outer } => {
             let problem = Problem::MissingField { owner: outer, field: field.to_string() };
-            (problem, start..end.max(start))
+            (problem, place.clone())
         }
         E::InvalidValueForType { expected, found } => {
-            (Problem::WrongType { expected, found }, start..end.max(start))
+            (Problem::WrongType { expected, found }, place.clone())
         }
         E::ExpectedInteger | E::InvalidIntegerDigit { .. } => mistyped("a whole number"),
         E::ExpectedFloat => mistyped("a number"),
@@ -598,7 +599,7 @@ pub(super) fn from_ron(source: &str, error: SpannedError) -> ModelError {
                 bytes,
             )
         }
-        other => (Problem::Syntax { what: lower(&other.to_string()) }, start..end.max(start)),
+        other => (Problem::Syntax { what: lower(&other.to_string()) }, place.clone()),
     };
     let line = 1 + source[..bytes.start].matches('\n').count();
     let line_start = source[..bytes.start].rfind('\n').map_or(0, |it| it + 1);
@@ -606,8 +607,15 @@ pub(super) fn from_ron(source: &str, error: SpannedError) -> ModelError {
     problem.at(At::Source { bytes, line, column })
 }
 
+/// The bytes of a span of the RON parser. A span that ends before it starts, as the parser gives them for some
+/// errors, is empty.
+pub(crate) fn bytes_of(source: &str, span: Span) -> Range<usize> {
+    let (start, end) = (offset(source, span.start), offset(source, span.end));
+    start..end.max(start)
+}
+
 /// The byte of a line and column.
-pub(crate) fn offset(source: &str, position: Position) -> usize {
+fn offset(source: &str, position: Position) -> usize {
     let lines = source.split_inclusive('\n').take(position.line.saturating_sub(1));
     let start: usize = lines.map(str::len).sum();
     let rest = &source[start..];
