@@ -34,7 +34,7 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let plan = args.plan.plan(ui)?;
-    let place = args.place.place(None).map_err(|it| failure(&it, &args.plan.input))?;
+    let place = args.place.place(None, ui).map_err(|it| failure(&it, &args.plan.input))?;
     let speaks = place.launch.is_first();
     let seed = plan.run.seed;
     let options = BenchOptions { warmup: args.warmup, steps: args.steps, seed, place };

@@ -1,11 +1,15 @@
 //! Flags that say where to run, for `run` and `bench`.
 
+use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use runtime::backend::compare::Comparison;
 use runtime::launch::{Launch, LaunchFlags};
 use runtime::{Place, RunError};
+
+use crate::controls::clean;
+use crate::report::{Ui, print_aside, warning};
 
 /// Where to run.
 ///
@@ -25,9 +29,15 @@ pub struct PlaceArgs {
     /// Number among the ranks of this machine, and of its GPU.
     #[arg(long, value_name = "N", requires = "rank")]
     local_rank: Option<u32>,
-    /// Where rank 0 listens.
+    /// Where rank 0 is reached, and listens if the address is one of its machine's.
     #[arg(long, value_name = "HOST:PORT", requires = "rank")]
     master: Option<String>,
+    /// The address that rank 0 listens on, where the master's is a service's; 0.0.0.0 is all.
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<String>,
+    /// A file with a secret that only the processes of this run know; else PLANC_JOB_SECRET_FILE or PLANC_JOB_SECRET.
+    #[arg(long, value_name = "FILE")]
+    job_secret_file: Option<PathBuf>,
     /// How long ranks wait for each other; by default 300 s to meet and 600 s for a step to move.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     timeout: Option<u64>,
@@ -43,19 +53,23 @@ enum Device {
 
 impl PlaceArgs {
     /// What the flags and the environment say.
-    pub fn place(&self, compare: Option<Sender<Comparison>>) -> Result<Place, RunError> {
+    pub fn place(&self, compare: Option<Sender<Comparison>>, ui: &Ui) -> Result<Place, RunError> {
         let flags = LaunchFlags {
             rank: self.rank,
             world_size: self.world_size,
             local_rank: self.local_rank,
             master: self.master.clone(),
+            listen: self.listen.clone(),
+            secret_file: self.job_secret_file.clone(),
         };
+        let launch = Launch::detect(&flags, &|name| std::env::var(name).ok())?;
+        launch.warnings().iter().for_each(|it| print_aside(&warning(ui, None, &clean(it))));
         Ok(Place {
             device: match self.device {
                 Device::Cpu => runtime::Device::Cpu,
                 Device::Cuda => runtime::Device::Cuda,
             },
-            launch: Launch::detect(&flags, &|name| std::env::var(name).ok())?,
+            launch,
             timeout: self.timeout.map(Duration::from_secs),
             compare,
         })

@@ -101,7 +101,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let plan = args.plan.plan(ui)?;
     let (report, comparisons) = channel();
     let compare = args.compare.map(|Reference::Cpu| report);
-    let place = args.place.place(compare).map_err(|it| failure(&it, &args.plan.input))?;
+    let place = args.place.place(compare, ui).map_err(|it| failure(&it, &args.plan.input))?;
     let speaks = place.launch.is_first();
     let options = args.options(&plan, place, ui)?;
     // Other processes say what goes wrong, and nothing else.

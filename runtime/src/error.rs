@@ -295,6 +295,14 @@ pub enum RunError {
         /// What went wrong, and what would fix it.
         why: String,
     },
+    /// A secret of the job that is none.
+    #[error("the job secret of {from} {why}")]
+    JobSecret {
+        /// `PLANC_JOB_SECRET`, or a file.
+        from: String,
+        /// What is wrong with it, and what would fix it; never the secret.
+        why: String,
+    },
     /// Ranks that were not started alike.
     #[error("{who}: {}; start all ranks with the same program, model and options", differences.join(", "))]
     RanksDiffer {
@@ -698,6 +706,7 @@ impl RunError {
             RunError::Remote { code, .. } => code,
             RunError::Positions { cause, .. } => cause.code(),
             RunError::NotHere { .. } => "PL0566",
+            RunError::JobSecret { .. } => "PL0567",
             RunError::UnknownBuffer { .. } => "PL0513",
             RunError::NotPersistent { .. } => "PL0514",
             RunError::Elements { .. } => "PL0515",
@@ -759,6 +768,7 @@ impl RunError {
             | RunError::LaunchValue { .. }
             | RunError::WorldSize { .. }
             | RunError::Rendezvous { .. }
+            | RunError::JobSecret { .. }
             | RunError::RanksDiffer { .. }
             | RunError::RankGone { .. }
             | RunError::NotHere { .. }

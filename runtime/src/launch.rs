@@ -5,8 +5,10 @@
 //! error, since a guess would leave ranks waiting for each other.
 
 pub mod rendezvous;
+pub mod secret;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,12 +17,14 @@ use ir::model::axes_text;
 use ir::plan::Plan;
 
 use self::rendezvous::{Meeting, meet};
+use self::secret::Secret;
+use crate::comm::control::frame::Limits;
 use crate::comm::control::tcp::Pulse;
 use crate::comm::control::threads::threads;
 use crate::comm::control::{Control, Fault};
 use crate::error::RunError;
 
-/// `--rank`, `--world-size`, `--local-rank`, `--master`.
+/// The flags that say which rank this is, where rank 0 listens, and who it lets in.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LaunchFlags {
     /// This process's rank.
@@ -29,8 +33,12 @@ pub struct LaunchFlags {
     pub world_size: Option<u64>,
     /// Number among the ranks on this machine.
     pub local_rank: Option<u32>,
-    /// Where rank 0 listens: `host:port`.
+    /// Where rank 0 is reached: `host:port`.
     pub master: Option<String>,
+    /// The address that rank 0 listens on, if the master's is none of its machine's.
+    pub listen: Option<String>,
+    /// The file that has the secret of the job.
+    pub secret_file: Option<PathBuf>,
 }
 
 /// How the ranks of a run are spread over processes.
@@ -57,8 +65,8 @@ pub struct Process {
     pub master: Master,
 }
 
-/// Where rank 0 listens.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Where rank 0 listens, and what those who come must know.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Master {
     /// A name or address.
     pub host: String,
@@ -66,6 +74,21 @@ pub struct Master {
     pub ports: Vec<u16>,
     /// What tells this run from others that may be on these ports; empty if nothing does.
     pub job: String,
+    /// All ranks run on one machine.
+    pub one_machine: bool,
+    /// The address that rank 0 listens on, if not on the master's.
+    pub listen: Option<String>,
+    /// What only the ranks of this run know.
+    pub secret: Option<Secret>,
+}
+
+/// How long ranks wait for each other.
+#[derive(Debug, Clone, Copy)]
+pub struct Waits {
+    /// To meet.
+    pub meeting: Duration,
+    /// For what rank 0 sends to all later.
+    pub answer: Duration,
 }
 
 /// The ranks that run in this process, each with its connection to all others.
@@ -103,8 +126,14 @@ impl Launch {
     /// What `flags` and the environment say.
     pub fn detect(flags: &LaunchFlags, env: Env) -> Result<Launch, RunError> {
         let set = |name: &str| env(name).filter(|it| !it.trim().is_empty());
-        let process = if *flags != LaunchFlags::default() {
-            by_flags(flags)?
+        let given = [
+            flags.rank.is_some(),
+            flags.world_size.is_some(),
+            flags.local_rank.is_some(),
+            flags.master.is_some(),
+        ];
+        let mut process = if given.contains(&true) {
+            by_flags(flags, given)?
         } else if ["RANK", "WORLD_SIZE", "LOCAL_RANK"].iter().any(|it| set(it).is_some()) {
             by_torchrun(&set)?
         } else if slurm_step(&set)? {
@@ -113,7 +142,17 @@ impl Launch {
             return Ok(Launch::Threads);
         };
         process.check()?;
+        process.master.listen = flags.listen.clone();
+        process.master.secret = Secret::find(flags.secret_file.as_deref(), &set)?;
         Ok(Launch::Process(process))
+    }
+
+    /// What the user of rank 0 should know of where it listens, and of who is let in.
+    pub fn warnings(&self) -> Vec<String> {
+        match self {
+            Launch::Process(it) if it.rank == 0 && it.world_size > 1 => it.master.warnings(),
+            Launch::Process(_) | Launch::Threads => Vec::new(),
+        }
     }
 
     /// Whether rank 0 runs in this process, which is the one that reports.
@@ -155,22 +194,33 @@ impl Hosted {
         Hosted { ranks: ranks.collect(), fault }
     }
 
-    /// This process's rank, once it has met all others. `facts` must be the same on all.
+    /// This process's rank, once it has met all others. `facts` must be the same on all. If this rank's `own`
+    /// checks have failed, it meets the others only to tell them, and all end with that error.
     pub fn process(
         process: &Process,
         facts: Vec<(String, String)>,
-        timeout: Duration,
+        (waits, limits): (Waits, Limits),
+        own: Result<(), RunError>,
     ) -> Result<Hosted, RunError> {
         let fault = Arc::new(Fault::default());
+        let pulse = Pulse { answer: waits.answer, ..Pulse::default() };
+        let mut timeout = waits.meeting;
+        if let Err(error) = own {
+            fault.raise(error);
+            timeout = timeout.min(pulse.linger);
+        }
         let meeting = Meeting {
             rank: process.rank,
             world_size: process.world_size,
             master: &process.master,
             facts,
             timeout,
-            pulse: Pulse::default(),
+            pulse,
+            limits,
         };
-        let control = meet(&meeting, &fault)?;
+        let met = meet(&meeting, &fault);
+        // Who could not tell the others still ends with its own error.
+        let control = fault.get().map_or(met, Err)?;
         let Process { rank, local_rank, .. } = *process;
         let ranks = vec![HostedRank { rank, local_rank, threads: false, control }];
         Ok(Hosted { fault, ranks })
@@ -225,13 +275,7 @@ impl Process {
     }
 }
 
-fn by_flags(flags: &LaunchFlags) -> Result<Process, RunError> {
-    let given = [
-        flags.rank.is_some(),
-        flags.world_size.is_some(),
-        flags.local_rank.is_some(),
-        flags.master.is_some(),
-    ];
+fn by_flags(flags: &LaunchFlags, given: [bool; 4]) -> Result<Process, RunError> {
     let (Some(rank), Some(world_size), Some(local_rank), Some(master)) =
         (flags.rank, flags.world_size, flags.local_rank, &flags.master)
     else {
@@ -245,7 +289,7 @@ fn by_flags(flags: &LaunchFlags) -> Result<Process, RunError> {
         return Err(bad("--master", master, form));
     }
     let ports = vec![port("--master", number)?];
-    let master = Master { host: host.to_string(), ports, job: String::new() };
+    let master = Master { host: host.to_string(), ports, ..Master::default() };
     Ok(Process { by: "the command line", rank, world_size, local_rank, master })
 }
 
@@ -264,12 +308,14 @@ fn by_torchrun(env: Env) -> Result<Process, RunError> {
     };
     let restart = env("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
     let job = agent.map_or(String::new(), |id| format!("torchrun {id}.{restart} on {given}"));
+    let one_machine = env("LOCAL_WORLD_SIZE").is_some_and(|it| it.trim() == size.trim());
+    let host = host.trim().to_string();
     Ok(Process {
         by: "torchrun",
         rank: number("RANK", &rank)?,
         world_size: number("WORLD_SIZE", &size)?,
         local_rank: number("LOCAL_RANK", &local)?,
-        master: Master { host: host.trim().to_string(), ports, job },
+        master: Master { host, ports, job, one_machine, ..Master::default() },
     })
 }
 
@@ -314,12 +360,14 @@ fn by_slurm(env: Env) -> Result<Process, RunError> {
     };
     let step = env("SLURM_STEP_ID").unwrap_or_default();
     let job = job.map_or(String::new(), |it| format!("Slurm {it}.{step}"));
+    let nodes = env("SLURM_STEP_NUM_NODES").or_else(|| env("SLURM_JOB_NUM_NODES"));
+    let one_machine = nodes.is_some_and(|it| it.trim() == "1");
     Ok(Process {
         by: "Slurm",
         rank: number("SLURM_PROCID", &rank)?,
         world_size: number("SLURM_NTASKS", &size)?,
         local_rank: number("SLURM_LOCALID", &local)?,
-        master: Master { host, ports, job },
+        master: Master { host, ports, job, one_machine, ..Master::default() },
     })
 }
 

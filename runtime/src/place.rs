@@ -10,10 +10,11 @@ use kernels::Proved;
 use crate::backend::compare::{CompareBackend, Comparison};
 use crate::backend::cuda::driver::{self, Device as Gpu};
 use crate::backend::cuda::{CudaBackend, CudaOptions};
+use crate::comm::control::frame::Limits;
 use crate::comm::nccl::{CommOptions, Comms};
 use crate::error::RunError;
 use crate::exec::Backend;
-use crate::launch::{Hosted, Launch, plan_fact};
+use crate::launch::{Hosted, Launch, Waits, plan_fact};
 use crate::session::{MakeBackend, Session, SessionOptions, check_ranks, cpu_backends};
 
 /// What runs instructions.
@@ -55,12 +56,11 @@ impl Place {
     /// The ranks of a plan that this process runs, once they have met all others. `options` are those
     /// that must be the same on all, by name.
     pub fn host(&self, plan: &Plan, options: &[(&str, u64)]) -> Result<Hosted, RunError> {
-        self.launch.check(plan)?;
-        if self.device == Device::Cuda {
-            driver::initialize()?;
-        }
         match &self.launch {
-            Launch::Threads => Ok(Hosted::threads(check_ranks(plan)?)),
+            Launch::Threads => {
+                self.check_device()?;
+                Ok(Hosted::threads(check_ranks(plan)?))
+            }
             Launch::Process(process)
                 if process.world_size > 1
                     && (self.device == Device::Cpu || self.compare.is_some()) =>
@@ -72,9 +72,28 @@ impl Place {
                 let options = options.iter().chain([&windows]);
                 let options = options.map(|(name, it)| (name.to_string(), it.to_string()));
                 let facts = std::iter::once(plan_fact(plan)).chain(options).collect();
-                Hosted::process(process, facts, self.meeting())
+                let own = self.launch.check(plan).and_then(|()| self.check_device());
+                let (answer, own) = match own.and_then(|()| self.stall()) {
+                    Ok(answer) => (answer, Ok(())),
+                    Err(error) => (MEETING, Err(error)),
+                };
+                let waits = Waits { meeting: self.meeting(), answer };
+                Hosted::process(process, facts, (waits, Limits::of(plan)), own)
             }
         }
+    }
+
+    /// Whether this machine has what runs instructions.
+    fn check_device(&self) -> Result<(), RunError> {
+        match self.device {
+            Device::Cpu => Ok(()),
+            Device::Cuda => driver::initialize(),
+        }
+    }
+
+    /// How long nothing may move before a rank ends the run.
+    fn stall(&self) -> Result<Duration, RunError> {
+        self.timeout.map_or_else(|| Ok(CudaOptions::from_env()?.timeout), Ok)
     }
 
     fn meeting(&self) -> Duration {

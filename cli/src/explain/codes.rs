@@ -644,6 +644,17 @@ pub const CODES: &[Code] = &[
         fix: "Read it in a run with one process, or read what this rank holds.",
     },
     Code {
+        code: "PL0567",
+        title: "a job secret that cannot be used",
+        text: "The processes of a run prove to each other that they know one secret, so that nobody else \
+               joins or ends it. It comes from `--job-secret-file`, PLANC_JOB_SECRET_FILE or \
+               PLANC_JOB_SECRET. The file cannot be read, or what is in it is too short to keep a \
+               guesser out.",
+        example: "PLANC_JOB_SECRET=hunter2.",
+        fix: "Make one in the script that starts all ranks: `export PLANC_JOB_SECRET=$(openssl rand -hex \
+              32)`.",
+    },
+    Code {
         code: "PL0601",
         title: "a file cannot be read or written",
         text: "The system refused it; the report has its reason.",

@@ -14,6 +14,7 @@ mod errors;
 mod foreign;
 mod hostile;
 mod import;
+mod launch;
 mod logs;
 mod reports;
 mod reshard;

@@ -1,8 +1,9 @@
 //! What ranks tell each other besides data: an id to meet by, an algorithm, who failed.
 //!
-//! [`threads`] is for ranks of one process, [`tcp`] for processes. Either way one [`Fault`] a process
+//! [`threads`] is for ranks of one process, [`tcp`] for processes, with the messages of [`frame`]. Either way one [`Fault`] a process
 //! keeps the first failure of any rank, wherever it ran.
 
+pub mod frame;
 pub mod tcp;
 pub mod threads;
 
@@ -22,7 +23,11 @@ pub trait Control: Send + Sync {
     /// How many there are.
     fn n_ranks(&self) -> u64;
     /// Gives all ranks what rank 0 calls this with; the others give nothing.
-    fn broadcast(&self, bytes: Option<Vec<u8>>) -> Result<Vec<u8>, RunError>;
+    fn broadcast(&self, bytes: Option<Vec<u8>>) -> Result<Vec<u8>, RunError> {
+        self.broadcast_after(bytes, Duration::ZERO)
+    }
+    /// As [`Control::broadcast`], of what rank 0 may take so long to find out.
+    fn broadcast_after(&self, bytes: Option<Vec<u8>>, work: Duration) -> Result<Vec<u8>, RunError>;
     /// Ends all ranks, wherever they run; the first error is the one that they end with.
     fn fail(&self, error: RunError);
     /// The first failure, of any rank.

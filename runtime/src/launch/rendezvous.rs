@@ -1,38 +1,52 @@
 //! How processes find each other: rank 0 listens, the others connect, and all compare what they run.
 //!
-//! Rank 0 takes the first free port of [`Master::ports`], on all interfaces; the others try all of
-//! them until their time is up. Each connection starts with a magic number, and then says which job
-//! it is of:
+//! Rank 0 takes the first free port of [`Master::ports`], on the master's address or on that of `--listen`; the
+//! others try all ports until their time is up. Both ends of a connection prove that they know the secret
+//! of the job ([`secret`](super::secret)) before either tells the other anything. Then the rank says hello:
 //!
-//! * what is not planc (a port scanner, another service) is dropped, and rank 0 waits on;
-//! * another job is told so, and looks elsewhere;
+//! * a connection that does not prove itself is dropped, and rank 0 waits on. That is a port scanner, a
+//!   stranger, or a rank of another job, which looks elsewhere;
 //! * a rank of this job that differs (another plan, program, option, or a rank that is here already)
 //!   ends the run on all sides, with what differs;
-//! * who comes when all ranks are here is told so, and ends nothing but itself.
+//! * a rank that comes when all ranks are here is told so, and ends nothing but itself.
+//!
+//! Without a secret nobody is known to be a rank of the job. A rank that differs is then turned away without
+//! the values of rank 0, and the run waits on.
 //!
 //! The connections then stay open as the ranks' [`Control`](crate::comm::control::Control).
 
+mod desk;
+
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::{Arc, Weak};
+use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, sleep};
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
+use self::desk::Desk;
 use super::Master;
-use crate::comm::control::tcp::{AddError, FRAME_MAX, Inner, Kind, Pulse, Tcp, frame, read_frame};
-use crate::comm::control::{Fault, ranks_text};
+use super::secret::{Key, NONCE, Nonces, nonce};
+use crate::comm::control::frame::{Hello, Limits, Message, Refusal, Sender};
+use crate::comm::control::tcp::{Link, Pulse, Tcp};
+use crate::comm::control::{Fault, lock, ranks_text};
 use crate::error::RunError;
 
-/// What a connection starts with, in both directions. The last byte is the version of the protocol.
-const MAGIC: [u8; 8] = *b"planc\r\n\x01";
+/// The bytes that a connection starts with, in both directions. The last is the version of the protocol.
+const MAGIC: [u8; 8] = *b"planc\r\n\x02";
 
-/// How long the other end may take for its first words.
+/// How long the other end may take for the whole handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// The most bytes of a frame before the other end is known.
-const HELLO_MAX: usize = 64 << 10;
+/// How long a rank gives a port in its first round over all ports; twice that in the next, up to
+/// [`HANDSHAKE`]. Rank 0 answers at once, and something else that is silent must not keep a rank from it.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// How long rank 0 waits for the master's name to be an address of its machine.
+const NAMING: Duration = Duration::from_secs(10);
+
+/// How much longer than its own time a rank waits that rank 0 has taken in: rank 0 may have started later, and knows
+/// which ranks are missing.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// What one rank brings to the meeting.
 #[derive(Debug, Clone)]
@@ -49,38 +63,21 @@ pub struct Meeting<'a> {
     pub timeout: Duration,
     /// For ranks that are lost later.
     pub pulse: Pulse,
+    /// How much ranks take from each other.
+    pub limits: Limits,
 }
 
-/// What a rank says of itself.
-#[derive(Debug, Serialize, Deserialize)]
-struct Hello {
-    job: String,
-    rank: u64,
-    host: String,
-    facts: Vec<(String, String)>,
-}
-
-/// What rank 0 answers where it does not take a rank in.
-#[derive(Debug, Serialize, Deserialize)]
-enum Refusal {
-    /// It waits for the ranks of another job.
-    OtherJob(String),
-    /// All of its ranks are here.
-    Complete,
-    /// They do not fit together.
-    Differs { who: String, differences: Vec<String> },
-}
-
-/// Meets the other ranks. `fault` is raised when one of them fails, from now on.
+/// Meets the other ranks. `fault` is raised when one of them fails, from now on. If it is raised already, this rank
+/// tells the others, and all end with that.
 pub fn meet(meeting: &Meeting, fault: &Arc<Fault>) -> Result<Arc<Tcp>, RunError> {
-    let (rank, n_ranks) = (meeting.rank, meeting.world_size);
-    let tcp = Tcp::new(rank, n_ranks, &host_name(), fault, meeting.pulse);
-    if n_ranks == 1 {
+    let ranks = (meeting.rank, meeting.world_size);
+    let tcp = Tcp::new(ranks, &host_name(), fault, (meeting.pulse, meeting.limits));
+    if meeting.world_size == 1 {
         return Ok(Arc::new(tcp));
     }
     tcp.start_beat().map_err(|it| meeting.error(format!("no thread can be started: {it}")))?;
     let until = Instant::now() + meeting.timeout;
-    match rank {
+    match meeting.rank {
         0 => listen(meeting, &tcp, until)?,
         _ => join(meeting, &tcp, until)?,
     }
@@ -102,6 +99,10 @@ impl Meeting<'_> {
         let own = own.into_iter().map(|(name, value)| (name.to_string(), value));
         own.chain(self.facts.iter().cloned()).collect()
     }
+
+    fn key(&self) -> Key {
+        Key::of(self.master.secret.as_ref(), &self.master.job)
+    }
 }
 
 /// The version of this program.
@@ -117,16 +118,22 @@ fn host_name() -> String {
 
 /// Rank 0: waits until all are here.
 fn listen(meeting: &Meeting, tcp: &Tcp, until: Instant) -> Result<(), RunError> {
-    let listener = bind(meeting)?;
+    let listeners = bind(meeting)?;
+    let here = listeners.iter().all(|it| it.local_addr().is_ok_and(|it| it.ip().is_loopback()));
+    let turned_away = Arc::new(Mutex::new(None));
     let desk = Desk {
         inner: Arc::downgrade(tcp.inner()),
         fault: tcp.fault_handle(),
-        job: meeting.master.job.clone(),
+        key: meeting.key(),
+        is_secret: meeting.master.secret.is_some(),
         facts: meeting.facts(),
         host: host_name(),
         world_size: meeting.world_size,
+        limits: meeting.limits,
+        turned_away: turned_away.clone(),
     };
-    let started = Builder::new().name("rendezvous".to_string()).spawn(move || desk.run(&listener));
+    desk::reserve(meeting.world_size).map_err(|it| meeting.error(it))?;
+    let started = Builder::new().name("rendezvous".to_string()).spawn(move || desk.run(&listeners));
     started.map_err(|it| meeting.error(format!("no thread can be started: {it}")))?;
     let inner = tcp.inner();
     let error = match inner.wait_complete(Some(until)) {
@@ -134,12 +141,18 @@ fn listen(meeting: &Meeting, tcp: &Tcp, until: Instant) -> Result<(), RunError> 
             inner.go();
             return Ok(());
         }
-        Some(false) => meeting.error(format!(
-            "{} did not come within {} s; start all ranks (under Slurm with srun), see that they reach \
-             this port, or give them more time with --timeout",
-            ranks_text(&inner.absent()),
-            meeting.timeout.as_secs()
-        )),
+        Some(false) => {
+            let away = lock(&turned_away).take();
+            let away = away.map_or(String::new(), |it| format!(" ({it})"));
+            let only = if here { ", on addresses of this machine only" } else { "" };
+            meeting.error(format!(
+                "{} did not come within {} s{away}; start all ranks (under Slurm with srun), with one job \
+                 secret, see that they reach this port, where rank 0 listens{only}, or give them more time with \
+                 --timeout",
+                ranks_text(&inner.absent()),
+                meeting.timeout.as_secs()
+            ))
+        }
         None => {
             // Those that come late would look for it until their time is up.
             inner.linger();
@@ -151,116 +164,125 @@ fn listen(meeting: &Meeting, tcp: &Tcp, until: Instant) -> Result<(), RunError> 
     Err(fault.get().expect("just raised"))
 }
 
-/// Takes the first free port, on all interfaces.
-fn bind(meeting: &Meeting) -> Result<TcpListener, RunError> {
+/// Takes the first free port, on the addresses of the master that are this machine's.
+fn bind(meeting: &Meeting) -> Result<Vec<TcpListener>, RunError> {
+    let (began, host) = (Instant::now(), meeting.master.listens_as());
+    let naming = if is_literal(host) { Duration::ZERO } else { NAMING.min(meeting.timeout) };
+    let addresses = loop {
+        match meeting.master.listening() {
+            Ok(it) => break it,
+            // The name of a service may be known a little later than the process starts.
+            Err(_) if began.elapsed() < naming => sleep(PATIENCE),
+            Err(why) => return Err(meeting.error(why)),
+        }
+    };
     let mut why = String::new();
-    for &port in &meeting.master.ports {
-        let bound = match TcpListener::bind(("::", port)) {
-            // Without IPv6 there is only the other.
-            Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
-                TcpListener::bind(("0.0.0.0", port))
+    'ports: for &port in &meeting.master.ports {
+        let mut listeners = Vec::new();
+        for &address in &addresses {
+            let bound = TcpListener::bind((address, port));
+            match bound.and_then(|it| it.set_nonblocking(true).map(|()| it)) {
+                Ok(listener) => listeners.push(listener),
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                    why = "the port is in use, by another run or program; give another port"
+                        .to_string();
+                    continue 'ports;
+                }
+                Err(error) => why = format!("rank 0 cannot listen on {address}: {error}"),
             }
-            bound => bound,
-        };
-        match bound.and_then(|it| it.set_nonblocking(true).map(|()| it)) {
-            Ok(listener) => return Ok(listener),
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                why =
-                    "the port is in use, by another run or program; give another port".to_string();
-            }
-            Err(error) => why = format!("rank 0 cannot listen: {error}"),
+        }
+        if !listeners.is_empty() {
+            return Ok(listeners);
         }
     }
     Err(meeting.error(why))
 }
 
-/// Rank 0's reception, for as long as the run goes on: who comes late is told so.
-struct Desk {
-    inner: Weak<Inner>,
-    fault: Arc<Fault>,
-    job: String,
-    facts: Vec<(String, String)>,
-    host: String,
-    world_size: u64,
+impl Master {
+    /// The addresses that rank 0 listens on: that of `--listen`, else those of the master that are this
+    /// machine's. The error says why there are none.
+    fn listening(&self) -> Result<Vec<IpAddr>, String> {
+        let is_ours = |it: &IpAddr| match TcpListener::bind((*it, 0)) {
+            Ok(_) => true,
+            Err(error) => error.kind() != io::ErrorKind::AddrNotAvailable,
+        };
+        let text =
+            |all: &[IpAddr]| all.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
+        let ask =
+            "say with --listen which address of this machine rank 0 listens on, or 0.0.0.0 for all";
+        let all = self.addresses().map_err(|it| match &self.listen {
+            Some(listen) => format!("--listen is `{listen}`, which is no address: {it}; {ask}"),
+            None => format!("rank 0 does not know the address of `{}`: {it}; {ask}", self.host),
+        })?;
+        let (ours, others): (Vec<IpAddr>, Vec<IpAddr>) = all.into_iter().partition(is_ours);
+        if let (true, Some(listen)) = (ours.is_empty(), &self.listen) {
+            return Err(format!(
+                "--listen is `{listen}`, which is no address of this machine; {ask}"
+            ));
+        }
+        if ours.is_empty() {
+            let (host, others) = (&self.host, text(&others));
+            return Err(format!("`{host}` ({others}) is no address of this machine; {ask}"));
+        }
+        // Some systems give the name of a machine to its loopback, which others do not reach.
+        let is_name = self.host != "localhost" && !is_literal(&self.host);
+        let only_here = ours.iter().all(IpAddr::is_loopback);
+        if self.listen.is_none() && is_name && only_here && !self.one_machine {
+            let (host, ours) = (&self.host, text(&ours));
+            return Err(format!(
+                "`{host}` is {ours} here, which other machines do not reach; {ask}"
+            ));
+        }
+        Ok(ours)
+    }
+
+    /// The address or name of `--listen`, else of the master.
+    fn listens_as(&self) -> &str {
+        self.listen.as_ref().unwrap_or(&self.host)
+    }
+
+    /// The addresses of `--listen`, else of the master.
+    fn addresses(&self) -> io::Result<Vec<IpAddr>> {
+        let mut res: Vec<IpAddr> =
+            (self.listens_as(), 0).to_socket_addrs()?.map(|it| it.ip()).collect();
+        let mut seen = std::collections::BTreeSet::new();
+        res.retain(|it| seen.insert(*it));
+        Ok(res)
+    }
+
+    /// What a user should know of where rank 0 listens and who is let in.
+    pub(super) fn warnings(&self) -> Vec<String> {
+        let Some(secret) = &self.secret else {
+            let addresses = self.addresses().unwrap_or_default();
+            if addresses.iter().all(IpAddr::is_loopback) {
+                return Vec::new();
+            }
+            return vec![format!(
+                "there is no job secret, so that whoever reaches {} can join this run as one of its ranks; \
+                 set PLANC_JOB_SECRET or PLANC_JOB_SECRET_FILE for all ranks",
+                addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ")
+            )];
+        };
+        let open = secret.open_file().map(|it| {
+            format!("every user of this machine can read the job secret in `{}`", it.display())
+        });
+        open.into_iter().collect()
+    }
 }
 
-impl Desk {
-    fn run(self, listener: &TcpListener) {
-        let desk = Arc::new(self);
-        while let Some(inner) = desk.inner.upgrade() {
-            if inner.is_closing() {
-                return;
-            }
-            // Once the run goes on, those who come can wait a little for their refusal.
-            let pause = Duration::from_millis(if inner.is_complete() { 200 } else { 10 });
-            drop(inner);
-            match listener.accept() {
-                Ok((stream, _)) => {
-                    let desk = desk.clone();
-                    // A connection that says nothing keeps its thread only. Without one, it is
-                    // dropped, and tries again.
-                    let _ = Builder::new().spawn(move || desk.receive(stream));
-                }
-                // Nobody there, or one that has gone again.
-                Err(_) => sleep(pause),
-            }
-        }
-    }
+fn is_literal(host: &str) -> bool {
+    host.parse::<IpAddr>().is_ok()
+}
 
-    fn receive(&self, mut stream: TcpStream) {
-        // What is not planc is not worth a word.
-        let Ok(hello) = read_hello(&mut stream) else { return };
-        let Some(inner) = self.inner.upgrade() else { return };
-        let refusal = match self.look_at(&hello, inner.is_complete()) {
-            Some(refusal) => refusal,
-            None => {
-                let greeting = [&MAGIC[..], &frame(Kind::Joined, self.host.as_bytes())].concat();
-                let Ok(answering) = stream.try_clone() else { return };
-                let who = (hello.rank, hello.host.as_str());
-                match inner.add(who, answering, &greeting) {
-                    Ok(()) => return,
-                    Err(AddError::Complete) => Refusal::Complete,
-                    Err(AddError::Taken(host)) => {
-                        let who = format!("rank {} came twice", hello.rank);
-                        let hosts = format!("from {host} and from {}", hello.host);
-                        Refusal::Differs { who, differences: vec![hosts] }
-                    }
-                    Err(AddError::Io(_)) => return,
-                }
-            }
-        };
-        let text = serde_json::to_vec(&refusal).unwrap_or_default();
-        // If it does not hear it, it hears the end of the connection.
-        let _ = stream.write_all(&[&MAGIC[..], &frame(Kind::Refused, &text)].concat());
-        if let Refusal::Differs { who, differences } = refusal {
-            inner.refuse(hello.rank);
-            self.fault.raise(RunError::RanksDiffer { who, differences });
-        }
-    }
-
-    /// Why this rank cannot be of the run, which is `complete` or still waits for ranks.
-    fn look_at(&self, hello: &Hello, complete: bool) -> Option<Refusal> {
-        if hello.job != self.job {
-            return Some(Refusal::OtherJob(self.job.clone()));
-        }
-        // Whatever else is wrong with it: it is none of those that run, and must not end them.
-        if complete {
-            return Some(Refusal::Complete);
-        }
-        let mut differences = differences(&hello.facts, &self.facts);
-        if differences.is_empty() && !(1..self.world_size).contains(&hello.rank) {
-            differences.push(format!("there is no rank {} of {}", hello.rank, self.world_size));
-        }
-        if differences.is_empty() {
-            return None;
-        }
-        let who = format!("rank {} ({}) and rank 0 ({}) differ", hello.rank, hello.host, self.host);
-        Some(Refusal::Differs { who, differences })
-    }
+/// One fact that is not the same on two ranks.
+struct Difference {
+    name: String,
+    theirs: String,
+    ours: String,
 }
 
 /// `` plan is 6f12 and 8a03 ``, of those and of rank 0.
-fn differences(theirs: &[(String, String)], ours: &[(String, String)]) -> Vec<String> {
+fn differences(theirs: &[(String, String)], ours: &[(String, String)]) -> Vec<Difference> {
     let value = |facts: &[(String, String)], name: &str| {
         facts.iter().find(|it| it.0 == name).map_or("not given".to_string(), |it| it.1.clone())
     };
@@ -268,68 +290,46 @@ fn differences(theirs: &[(String, String)], ours: &[(String, String)]) -> Vec<St
     let mut seen = std::collections::BTreeSet::new();
     names.retain(|it| seen.insert(*it));
     let values = names.into_iter().map(|it| (it, value(theirs, it), value(ours, it)));
-    let differ = values.filter(|it| it.1 != it.2);
-    differ.map(|(name, theirs, ours)| format!("{name} is {theirs} and {ours}")).collect()
-}
-
-fn read_hello(stream: &mut TcpStream) -> io::Result<Hello> {
-    // What a listener accepts may inherit that it does not wait.
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(HANDSHAKE))?;
-    stream.set_write_timeout(Some(HANDSHAKE))?;
-    read_magic(stream)?;
-    match read_frame(stream, HELLO_MAX)? {
-        (Kind::Hello, payload) => Ok(serde_json::from_slice(&payload)?),
-        _ => Err(io::ErrorKind::InvalidData.into()),
-    }
-}
-
-fn read_magic(stream: &mut TcpStream) -> io::Result<()> {
-    let mut magic = [0; MAGIC.len()];
-    stream.read_exact(&mut magic)?;
-    if magic == MAGIC { Ok(()) } else { Err(io::ErrorKind::InvalidData.into()) }
+    values
+        .filter(|it| it.1 != it.2)
+        .map(|(name, theirs, ours)| Difference { name: name.clone(), theirs, ours })
+        .collect()
 }
 
 /// The other ranks: finds rank 0 and waits until it has all.
 fn join(meeting: &Meeting, tcp: &Tcp, until: Instant) -> Result<(), RunError> {
-    let (stream, host) = find(meeting, until)?;
-    let inner = tcp.inner();
-    inner.add((0, &host), stream, &[]).map_err(|it| {
-        meeting.error(match it {
-            AddError::Io(error) => format!("the connection does not work: {error}"),
-            AddError::Complete | AddError::Taken(_) => "it was joined twice".to_string(),
-        })
-    })?;
-    // Rank 0 knows how long to wait for the others.
-    match inner.wait_complete(None) {
-        Some(_) => Ok(()),
-        None => Err(tcp.fault_handle().get().expect("that is why the wait ended")),
+    let (link, host) = find(meeting, until)?;
+    let (inner, fault) = (tcp.inner(), tcp.fault_handle());
+    inner
+        .add((0, &host), link, None)
+        .map_err(|it| meeting.error(format!("the connection does not work: {it}")))?;
+    match inner.wait_complete(Some(until + GRACE)) {
+        Some(true) => return Ok(()),
+        Some(false) => fault.raise(meeting.error(format!(
+            "rank 0 ({host}) took this rank in, and has not begun within {} s; see what rank 0 waits for, or give \
+             more time with --timeout",
+            meeting.timeout.as_secs()
+        ))),
+        None => (),
     }
+    Err(fault.get().expect("that is why the wait ended"))
 }
 
 /// What came of one try to connect.
 enum Try {
-    Joined(TcpStream, String),
+    Joined(Box<Link>, String),
     /// It will not do; the error is final.
     Refused(RunError),
     /// It may do later, or elsewhere; what was found.
     NotYet(String),
 }
 
-fn find(meeting: &Meeting, until: Instant) -> Result<(TcpStream, String), RunError> {
-    let mut pause = Duration::from_millis(20);
+fn find(meeting: &Meeting, until: Instant) -> Result<(Link, String), RunError> {
+    let (mut pause, mut patience) = (Duration::from_millis(20), PATIENCE);
+    let mut found: Vec<String> = Vec::new();
     loop {
-        let mut found = Vec::new();
-        for &port in &meeting.master.ports {
-            match try_port(meeting, port, until) {
-                Try::Joined(stream, host) => return Ok((stream, host)),
-                Try::Refused(error) => return Err(error),
-                Try::NotYet(what) if !found.contains(&what) => found.push(what),
-                Try::NotYet(_) => (),
-            }
-        }
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let left = || until.saturating_duration_since(Instant::now());
+        if !found.is_empty() && left().is_zero() {
             return Err(meeting.error(format!(
                 "rank 0 was not found there within {} s ({}); start rank 0, see that its host and port \
                  are right and reachable, or give more time with --timeout",
@@ -337,64 +337,117 @@ fn find(meeting: &Meeting, until: Instant) -> Result<(TcpStream, String), RunErr
                 found.join("; ")
             )));
         }
-        sleep(pause.min(left));
+        found.clear();
+        for &port in &meeting.master.ports {
+            // At least once, also when the time is up.
+            if !found.is_empty() && left().is_zero() {
+                break;
+            }
+            match try_port(meeting, port, left().clamp(Duration::from_millis(200), patience)) {
+                Try::Joined(link, host) => return Ok((*link, host)),
+                Try::Refused(error) => return Err(error),
+                Try::NotYet(what) if !found.contains(&what) => found.push(what),
+                Try::NotYet(_) => (),
+            }
+        }
+        sleep(pause.min(left()));
         pause = (pause * 2).min(Duration::from_secs(1));
+        patience = (patience * 2).min(HANDSHAKE);
     }
 }
 
-fn try_port(meeting: &Meeting, port: u16, until: Instant) -> Try {
+/// Tries all addresses of the master with one port, each for at most `limit`.
+fn try_port(meeting: &Meeting, port: u16, limit: Duration) -> Try {
     let addresses = match (meeting.master.host.as_str(), port).to_socket_addrs() {
         Ok(it) => it,
         Err(error) => return Try::NotYet(format!("no such host: {error}")),
     };
     let mut what = "no such host".to_string();
     for address in addresses {
-        let left = until.saturating_duration_since(Instant::now());
-        // At least once, also when the time is up.
-        let limit = left.clamp(Duration::from_millis(200), Duration::from_secs(5));
-        match TcpStream::connect_timeout(&address, limit) {
-            Ok(stream) => return greet(meeting, stream, port, until),
-            Err(error) => what = error.to_string(),
-        }
+        let until = Instant::now() + limit;
+        what = match TcpStream::connect_timeout(&address, limit) {
+            Ok(stream) => match greet(meeting, stream, port, until) {
+                Try::NotYet(what) => what,
+                done => return done,
+            },
+            Err(error) => error.to_string(),
+        };
     }
     Try::NotYet(what)
 }
 
-fn greet(meeting: &Meeting, mut stream: TcpStream, port: u16, until: Instant) -> Try {
-    // Something that accepts and says nothing must not keep a rank beyond its time.
-    let left = until.saturating_duration_since(Instant::now());
-    let limit = left.clamp(Duration::from_secs(1), HANDSHAKE);
-    let answer = (|| -> io::Result<(Kind, Vec<u8>)> {
-        stream.set_read_timeout(Some(limit))?;
-        stream.set_write_timeout(Some(limit))?;
-        let hello = Hello {
-            job: meeting.master.job.clone(),
-            rank: meeting.rank,
-            host: host_name(),
-            facts: meeting.facts(),
-        };
-        let text = serde_json::to_vec(&hello)?;
-        stream.write_all(&[&MAGIC[..], &frame(Kind::Hello, &text)].concat())?;
-        read_magic(&mut stream)?;
-        read_frame(&mut stream, FRAME_MAX)
-    })();
-    match answer {
-        Ok((Kind::Joined, host)) => {
-            Try::Joined(stream, String::from_utf8_lossy(&host).into_owned())
+fn greet(meeting: &Meeting, stream: TcpStream, port: u16, until: Instant) -> Try {
+    let answer = || Try::NotYet(format!("port {port} does not answer as planc"));
+    let mut timed = Timed { stream: &stream, until };
+    let Ok((nonces, proof)) = exchange(&mut timed) else { return answer() };
+    let key = meeting.key();
+    if !key.accepts(Sender::First, &nonces, &proof) {
+        return Try::NotYet(format!(
+            "port {port} is of another job, or of one with another secret than this rank's"
+        ));
+    }
+    let hello =
+        Message::Hello(Hello { rank: meeting.rank, host: host_name(), facts: meeting.facts() });
+    let mut out = key.seal(Sender::Other, &nonces);
+    let mut frames = key.frames(Sender::First, &nonces, meeting.limits);
+    let words = [&key.proof(Sender::Other, &nonces)[..], &out.frame(&hello)].concat();
+    let heard = timed.write_all(&words).and_then(|()| frames.read(&mut timed));
+    match heard {
+        Ok(Message::Joined(host)) => Try::Joined(Box::new(Link { stream, out, frames }), host),
+        Ok(Message::Refused(Refusal::Complete)) => Try::Refused(meeting.error(format!(
+            "the run on port {port} has all its ranks; a second run needs another port"
+        ))),
+        Ok(Message::Refused(Refusal::Differs { who, differences })) => {
+            Try::Refused(RunError::RanksDiffer { who, differences })
         }
-        Ok((Kind::Refused, text)) => match serde_json::from_slice(&text) {
-            Ok(Refusal::OtherJob(job)) => {
-                Try::NotYet(format!("port {port} is used by job `{job}`"))
-            }
-            Ok(Refusal::Complete) => Try::Refused(meeting.error(format!(
-                "the run on port {port} has all its ranks; a second run needs another port"
-            ))),
-            Ok(Refusal::Differs { who, differences }) => {
-                Try::Refused(RunError::RanksDiffer { who, differences })
-            }
-            Err(_) => Try::NotYet(format!("port {port} does not answer as planc")),
-        },
-        _ => Try::NotYet(format!("port {port} does not answer as planc")),
+        Ok(_) | Err(_) => answer(),
+    }
+}
+
+/// Exchanges magic numbers and nonces; returns the proof of rank 0 as well.
+fn exchange(stream: &mut Timed) -> io::Result<(Nonces, [u8; NONCE])> {
+    let other = nonce()?;
+    stream.write_all(&[&MAGIC[..], &other].concat())?;
+    let (mut magic, mut first, mut proof) = ([0; MAGIC.len()], [0; NONCE], [0; NONCE]);
+    stream.read_exact(&mut magic)?;
+    if magic != MAGIC {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    stream.read_exact(&mut first)?;
+    stream.read_exact(&mut proof)?;
+    Ok((Nonces { other, first }, proof))
+}
+
+/// A stream whose reads and writes together end at one time, however slowly the bytes come.
+struct Timed<'a> {
+    stream: &'a TcpStream,
+    until: Instant,
+}
+
+impl Timed<'_> {
+    fn left(&self) -> io::Result<Option<Duration>> {
+        match self.until.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
+            left => Ok(Some(left)),
+        }
+    }
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(self.left()?)?;
+        self.stream.read(bytes)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

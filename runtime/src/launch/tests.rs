@@ -39,6 +39,7 @@ fn flags(rank: u64, master: &str) -> LaunchFlags {
         world_size: Some(4),
         local_rank: Some(1),
         master: Some(master.to_string()),
+        ..LaunchFlags::default()
     }
 }
 
@@ -180,4 +181,74 @@ fn the_gpu_of_a_rank() {
     assert_eq!((rank.gpu(8), rank.gpu(1)), (2, 2), "a thread is not moved to another's GPU");
     let process = HostedRank { threads: false, ..rank };
     assert_eq!((process.gpu(8), process.gpu(1)), (2, 0));
+}
+
+/// A name that is this machine's loopback is where rank 0 listens, if nobody comes from elsewhere.
+#[test]
+fn launchers_say_when_all_ranks_are_on_one_machine() {
+    let torchrun = "RANK=3 WORLD_SIZE=8 LOCAL_RANK=1 MASTER_ADDR=node1 MASTER_PORT=29500";
+    let slurm = "SLURM_PROCID=5 SLURM_NTASKS=8 SLURM_LOCALID=1 SLURM_JOB_ID=1 SLURM_JOB_NODELIST=a";
+    for (variables, expect) in [
+        (format!("{torchrun} LOCAL_WORLD_SIZE=8"), true),
+        (format!("{torchrun} LOCAL_WORLD_SIZE=4"), false),
+        (torchrun.to_string(), false),
+        (format!("{slurm} SLURM_JOB_NUM_NODES=1"), true),
+        (format!("{slurm} SLURM_JOB_NUM_NODES=2"), false),
+        (format!("{slurm} SLURM_JOB_NUM_NODES=2 SLURM_STEP_NUM_NODES=1"), true),
+    ] {
+        let launch = detect(&LaunchFlags::default(), &variables);
+        let Ok(Launch::Process(it)) = launch else { panic!("{variables}: {launch:?}") };
+        assert_eq!(it.master.one_machine, expect, "{variables}");
+    }
+}
+
+/// The flags that go with any launcher do not say which rank this is.
+#[test]
+fn where_to_listen_and_the_secret_go_with_any_launcher() {
+    let extra = LaunchFlags {
+        listen: Some("0.0.0.0".to_string()),
+        secret_file: Some("/not/there".into()),
+        ..LaunchFlags::default()
+    };
+    assert_eq!(detect(&extra, ""), Ok(Launch::Threads));
+    let all = "RANK=0 WORLD_SIZE=8 LOCAL_RANK=0 MASTER_ADDR=node1 MASTER_PORT=29500";
+    assert_eq!(detect(&extra, all).expect_err("no such file").code(), "PL0567");
+    let listen = LaunchFlags { secret_file: None, ..extra };
+    let secret = "PLANC_JOB_SECRET=0123456789abcdef";
+    let launch = detect(&listen, &format!("{all} {secret}")).expect("both are given");
+    let Launch::Process(it) = &launch else { panic!("{launch:?}") };
+    assert_eq!(it.master.listen.as_deref(), Some("0.0.0.0"));
+    assert!(it.master.secret.is_some() && !format!("{launch:?}").contains("0123"), "{launch:?}");
+}
+
+/// One warning, of rank 0, where others than this machine reach it and nothing keeps them out.
+#[test]
+fn without_a_secret_other_addresses_than_loopback_are_warned_of() {
+    let check = |variables: &str, flags: &LaunchFlags, expect: &[&str]| {
+        let warnings = detect(flags, variables).expect("it is whole").warnings();
+        assert_eq!(warnings, expect, "{variables}");
+    };
+    let none = LaunchFlags::default();
+    let of = |rank: u64, host: &str| {
+        format!("RANK={rank} WORLD_SIZE=8 LOCAL_RANK=0 MASTER_ADDR={host} MASTER_PORT=29500")
+    };
+    let warning = "there is no job secret, so that whoever reaches 10.0.0.5 can join this run as one of \
+                   its ranks; set PLANC_JOB_SECRET or PLANC_JOB_SECRET_FILE for all ranks";
+    check(&of(0, "10.0.0.5"), &none, &[warning]);
+    check(&of(1, "10.0.0.5"), &none, &[]);
+    check(&of(0, "127.0.0.1"), &none, &[]);
+    check(&of(0, "localhost"), &none, &[]);
+    check(&format!("{} PLANC_JOB_SECRET=0123456789abcdef", of(0, "10.0.0.5")), &none, &[]);
+    let all = LaunchFlags { listen: Some("0.0.0.0".to_string()), ..LaunchFlags::default() };
+    check(&of(0, "127.0.0.1"), &all, &[&warning.replace("10.0.0.5", "0.0.0.0")]);
+    let file = std::env::temp_dir().join(format!("planc-open-{}", std::process::id()));
+    std::fs::write(&file, "0123456789abcdef").expect("it can be written");
+    let flags = LaunchFlags { secret_file: Some(file.clone()), ..LaunchFlags::default() };
+    for (mode, warnings) in [(0o600, 0), (0o644, 1)] {
+        let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode);
+        std::fs::set_permissions(&file, permissions).expect("it is ours");
+        let found = detect(&flags, &of(0, "10.0.0.5")).expect("it is whole").warnings();
+        assert_eq!(found.len(), warnings, "{found:?}");
+    }
+    std::fs::remove_file(&file).expect("it is there");
 }

@@ -7,6 +7,7 @@ mod data;
 mod faults;
 mod processes;
 mod sections;
+mod strangers;
 mod streams;
 mod train;
 mod weights;

@@ -14,8 +14,9 @@ use ir::{DType, TensorType, ops::Fill};
 use kernels::Proved;
 use runtime::bind::{At, CollectiveCall, ComputeCall, CopyCall};
 use runtime::comm::control::Control;
+use runtime::comm::control::frame::Limits;
 use runtime::exec::{Backend, MemoryUse, Span};
-use runtime::launch::{Hosted, Master, Process, plan_fact};
+use runtime::launch::{Hosted, Master, Process, Waits, plan_fact};
 use runtime::session::MakeBackend;
 use runtime::{Batch, RunError, Session, SessionOptions};
 
@@ -106,14 +107,14 @@ fn plan(ranks: &str) -> Plan {
     builder.plan
 }
 
-fn free_port() -> u16 {
+/// A port that was free a moment ago.
+pub fn free_port() -> u16 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a free port");
     listener.local_addr().expect("bound").port()
 }
 
 fn process(rank: u64, world_size: u64, port: u16) -> Process {
-    let (host, job) = ("127.0.0.1".to_string(), String::new());
-    let master = Master { host, ports: vec![port], job };
+    let master = Master { host: "127.0.0.1".to_string(), ports: vec![port], ..Master::default() };
     Process { by: "the test", rank, world_size, local_rank: rank as u32, master }
 }
 
@@ -121,7 +122,9 @@ type EventHook = Arc<dyn Fn(u64) -> Result<(), RunError> + Send + Sync>;
 
 /// Meets as one rank and starts its session.
 fn start(plan: &Plan, process: &Process, make: Arc<MakeBackend>) -> Result<Session, RunError> {
-    let hosted = Hosted::process(process, vec![plan_fact(plan)], Duration::from_secs(60))?;
+    let waits = Waits { meeting: Duration::from_secs(60), answer: Duration::from_secs(60) };
+    let terms = (waits, Limits::of(plan));
+    let hosted = Hosted::process(process, vec![plan_fact(plan)], terms, Ok(()))?;
     Session::with_backends(
         &Proved::unproved(plan.clone()),
         &SessionOptions::default(),

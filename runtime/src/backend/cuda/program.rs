@@ -228,7 +228,7 @@ impl Loader {
             0 => Some(gemm::tune(self.device, &calls, TUNING)?.concat()),
             _ => None,
         };
-        let chosen = control.broadcast(chosen)?;
+        let chosen = control.broadcast_after(chosen, TUNING)?;
         if chosen.len() != calls.len() * ALGORITHM {
             let why = "is not that of rank 0: it has other matrix products";
             return Err(RunError::bad_plan("program", why));

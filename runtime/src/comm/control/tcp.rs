@@ -1,22 +1,21 @@
 //! Control among processes: every rank has a connection to rank 0, which passes on what concerns all.
 //!
-//! [`rendezvous`](crate::launch::rendezvous) makes the connections; here is what goes over them. A
-//! frame is a byte of `Kind`, the length of its payload in four (little endian), and the payload.
+//! [`rendezvous`](crate::launch::rendezvous) makes the connections, and [`frame`](super::frame) says what goes
+//! over them.
 //!
 //! A rank that fails says so; rank 0 tells the others. A process that is killed cannot, but its
 //! system closes its connection, which is noticed at once. A machine that is lost does not do even
 //! that, so everybody sends a beat from time to time and silence is an end as well.
 
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
+use super::frame::{Failure, Frames, Limits, Message, Seal};
 use super::{Control, Fault, lock};
 use crate::error::RunError;
 
@@ -29,6 +28,8 @@ pub struct Pulse {
     pub silence: Duration,
     /// How long rank 0 stays to tell ranks that come late of a failure.
     pub linger: Duration,
+    /// How long a rank waits for a broadcast of rank 0, which may be alive and do nothing.
+    pub answer: Duration,
 }
 
 impl Default for Pulse {
@@ -37,42 +38,23 @@ impl Default for Pulse {
             beat: Duration::from_secs(10),
             silence: Duration::from_secs(90),
             linger: Duration::from_secs(10),
+            answer: Duration::from_secs(600),
         }
     }
 }
 
-/// What a frame is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Kind {
-    /// Who connects, to rank 0.
-    Hello = 1,
-    /// Rank 0 has taken this rank in.
-    Joined = 2,
-    /// Rank 0 has not; why.
-    Refused = 3,
-    /// All ranks are here.
-    Go = 4,
-    /// Of a broadcast.
-    Data = 5,
-    /// The first failure.
-    Fail = 6,
-    /// Where a rank was, to rank 0.
-    Position = 7,
-    /// A sign of life.
-    Beat = 8,
-    /// The last of a rank that is done.
-    Bye = 9,
-}
-
-/// The most bytes of a frame; more is no frame of ours.
-pub(crate) const FRAME_MAX: usize = 64 << 20;
-
 /// How long a full connection may keep a writer.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 
+/// How many of the largest broadcasts, and how many calls, rank 0 may be ahead of a rank that reads them.
+const AHEAD: usize = 8;
+const AHEAD_CALLS: usize = 1024;
+
 /// How long a rank that is done waits for rank 0 to be done, so that its last words arrive.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+
+/// How long another rank than rank 0 waits when the run has failed: for what it said of that to leave this machine.
+const PARTING: Duration = Duration::from_secs(1);
 
 /// One process's connections; see the [module docs](self).
 #[derive(Debug)]
@@ -85,6 +67,7 @@ pub(crate) struct Inner {
     /// The name of this machine.
     host: String,
     pulse: Pulse,
+    limits: Limits,
     fault: Arc<Fault>,
     state: Mutex<State>,
     changed: Condvar,
@@ -104,6 +87,8 @@ struct State {
     complete: bool,
     /// Broadcasts of rank 0 that this rank has not read.
     inbox: VecDeque<Vec<u8>>,
+    /// Bytes in the inbox.
+    unread: usize,
     positions: Vec<Option<String>>,
     /// Connections that are still read.
     readers: usize,
@@ -121,26 +106,36 @@ impl State {
 struct Peer {
     rank: u64,
     host: String,
-    out: Mutex<TcpStream>,
+    stream: TcpStream,
+    /// Held while a frame is written.
+    out: Mutex<Seal>,
 }
 
-/// What a failure is to other processes.
-#[derive(Debug, Serialize, Deserialize)]
-struct Failure {
-    code: String,
-    message: String,
-    bug: bool,
+/// A connection whose two ends have proved themselves.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) stream: TcpStream,
+    /// Seals what this end sends.
+    pub(crate) out: Seal,
+    /// Reads what the other end sends.
+    pub(crate) frames: Frames,
 }
 
 impl Tcp {
     /// A rank without connections; `fault` is raised when any rank fails.
-    pub fn new(rank: u64, n_ranks: u64, host: &str, fault: &Arc<Fault>, pulse: Pulse) -> Tcp {
+    pub fn new(
+        (rank, n_ranks): (u64, u64),
+        host: &str,
+        fault: &Arc<Fault>,
+        (pulse, limits): (Pulse, Limits),
+    ) -> Tcp {
         let state = State {
             peers: (0..n_ranks).map(|_| None).collect(),
             told: false,
             refused: vec![false; n_ranks as usize],
             complete: n_ranks == 1,
             inbox: VecDeque::new(),
+            unread: 0,
             positions: vec![None; n_ranks as usize],
             readers: 0,
         };
@@ -149,6 +144,7 @@ impl Tcp {
             n_ranks,
             host: host.to_string(),
             pulse,
+            limits,
             fault: fault.clone(),
             state: Mutex::new(state),
             changed: Condvar::new(),
@@ -184,7 +180,7 @@ impl Tcp {
                 }
                 if last.elapsed() >= beat {
                     last = Instant::now();
-                    inner.send_all(Kind::Beat, &[]);
+                    inner.send_all(&Message::Beat);
                 }
                 // Short, so that the thread ends soon after the run.
                 inner.wait_until(beat.min(Duration::from_secs(1)), |_| inner.is_closing());
@@ -199,54 +195,53 @@ const STACK: usize = 256 << 10;
 
 impl Inner {
     /// Takes a connection in, of which the other end is `rank`, and reads it from now on. `greeting`
-    /// is its first frame.
+    /// is sent first.
     pub(crate) fn add(
         self: &Arc<Inner>,
         (rank, host): (u64, &str),
-        stream: TcpStream,
-        greeting: &[u8],
-    ) -> Result<(), AddError> {
+        link: Link,
+        greeting: Option<&Message>,
+    ) -> io::Result<()> {
+        let Link { stream, out, frames } = link;
+        stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(self.pulse.silence))?;
         stream.set_write_timeout(Some(WRITE_LIMIT))?;
-        let reading = stream.try_clone()?;
-        let peer = Arc::new(Peer { rank, host: host.to_string(), out: Mutex::new(stream) });
+        let peer = Arc::new(Peer { rank, host: host.to_string(), stream, out: Mutex::new(out) });
         {
             // Held from before others see the peer, so that nothing is written before the greeting.
             let mut out = lock(&peer.out);
-            self.place(&peer)?;
+            lock(&self.state).peers[rank as usize] = Some(peer.clone());
             // Of a failure before it came it would not hear otherwise.
-            let failure = self.fault.get().map(|it| self.failure(&it)).unwrap_or_default();
-            if let Err(error) = out.write_all(&[greeting, &failure].concat()) {
+            let failure = self.fault.get().map(|it| self.failure(&it));
+            let words = greeting.into_iter().chain(&failure);
+            let words: Vec<u8> = words.flat_map(|it| out.frame(it)).collect();
+            if let Err(error) = (&peer.stream).write_all(&words) {
                 lock(&self.state).peers[rank as usize] = None;
-                return Err(error.into());
+                return Err(error);
             }
         }
         lock(&self.state).readers += 1;
         let (inner, reader) = (self.clone(), peer.clone());
-        let body = move || inner.read(&reader, reading);
+        let body = move || inner.read(&reader, frames);
         let name = format!("from rank {rank}");
         if let Err(error) = Builder::new().name(name).stack_size(STACK).spawn(body) {
             let mut state = lock(&self.state);
             state.readers -= 1;
             state.peers[rank as usize] = None;
-            return Err(error.into());
+            return Err(error);
         }
         self.changed.notify_all();
         Ok(())
     }
 
-    fn place(&self, peer: &Arc<Peer>) -> Result<(), AddError> {
-        let mut state = lock(&self.state);
-        if state.complete && self.rank == 0 {
-            return Err(AddError::Complete);
+    /// Why rank 0 has no place for a rank; `None` if it waits for that rank.
+    pub(crate) fn occupied(&self, rank: u64) -> Option<Occupied> {
+        let state = lock(&self.state);
+        if state.complete {
+            return Some(Occupied::Complete);
         }
-        let place = &mut state.peers[peer.rank as usize];
-        if let Some(other) = place {
-            return Err(AddError::Taken(other.host.clone()));
-        }
-        *place = Some(peer.clone());
-        Ok(())
+        state.peers[rank as usize].as_ref().map(|it| Occupied::Taken(it.host.clone()))
     }
 
     /// Waits until all ranks are here (rank 0), or rank 0 says so; `None` is a failure, `Some(false)`
@@ -299,7 +294,7 @@ impl Inner {
 
     /// Rank 0 tells all that the run begins.
     pub(crate) fn go(&self) {
-        self.send_all(Kind::Go, &[]);
+        self.send_all(&Message::Go);
     }
 
     /// As when the process is killed: it says nothing more, and its connections end.
@@ -307,7 +302,7 @@ impl Inner {
     pub(crate) fn die(&self) {
         self.closing.store(true, Ordering::Relaxed);
         for peer in self.peers() {
-            lock(&peer.out).shutdown(Shutdown::Both).expect("it is open");
+            peer.stream.shutdown(Shutdown::Both).expect("it is open");
         }
     }
 
@@ -324,31 +319,26 @@ impl Inner {
     }
 
     /// A connection that cannot be written to is one whose reader finds out, too.
-    fn send_all(&self, kind: Kind, payload: &[u8]) {
-        let frame = frame(kind, payload);
+    pub(crate) fn send_all(&self, message: &Message) {
         for peer in self.peers() {
-            let _ = peer.send_raw(&frame);
+            let _ = peer.send(message);
         }
     }
 
     /// Tells the other processes of a failure.
     fn tell(&self, error: &RunError) {
-        let frame = self.failure(error);
-        for peer in self.peers() {
-            let _ = peer.send_raw(&frame);
-        }
+        self.send_all(&self.failure(error));
         lock(&self.state).told = true;
         self.changed.notify_all();
     }
 
-    /// The frame that tells of a failure.
-    fn failure(&self, error: &RunError) -> Vec<u8> {
-        let failure = Failure {
+    /// The message that tells of a failure.
+    fn failure(&self, error: &RunError) -> Message {
+        Message::Fail(Failure {
             code: error.code().to_string(),
             message: self.message(error),
             bug: error.is_bug(),
-        };
-        frame(Kind::Fail, &serde_json::to_vec(&failure).unwrap_or_default())
+        })
     }
 
     /// The error as others should see it: with the rank that it is from.
@@ -364,21 +354,26 @@ impl Inner {
     }
 
     /// Reads a connection to its end.
-    fn read(&self, peer: &Peer, mut stream: TcpStream) {
+    fn read(&self, peer: &Peer, mut frames: Frames) {
         let mut said_bye = false;
         loop {
-            match read_frame(&mut stream, FRAME_MAX) {
-                Ok((Kind::Bye, _)) => {
+            match frames.read(&mut &peer.stream) {
+                Ok(Message::Bye) => {
                     said_bye = true;
                     // It may go: nothing that concerns it will come.
                     if self.rank == 0 {
-                        let _ = lock(&peer.out).shutdown(Shutdown::Write);
+                        let _ = peer.stream.shutdown(Shutdown::Write);
                     }
                 }
-                Ok((kind, payload)) => self.take(peer, kind, payload),
+                Ok(message) => {
+                    if let Err(how) = self.take(peer, message) {
+                        self.fault.raise(peer.gone(how));
+                        break;
+                    }
+                }
                 Err(error) => {
                     if !said_bye && !self.is_closing() {
-                        self.fault.raise(peer.gone(&error, self.pulse));
+                        self.fault.raise(peer.gone(how(&error, self.pulse)));
                     }
                     break;
                 }
@@ -388,19 +383,38 @@ impl Inner {
         self.changed.notify_all();
     }
 
-    fn take(&self, peer: &Peer, kind: Kind, payload: Vec<u8>) {
-        match kind {
-            Kind::Go => lock(&self.state).complete = true,
-            Kind::Data => lock(&self.state).inbox.push_back(payload),
-            Kind::Position => {
-                let text = String::from_utf8_lossy(&payload).into_owned();
+    /// Does what a message says; the error is what is wrong with the rank that sent it.
+    fn take(&self, peer: &Peer, message: Message) -> Result<(), String> {
+        match message {
+            Message::Go => lock(&self.state).complete = true,
+            Message::Data(bytes) => {
+                let mut state = lock(&self.state);
+                state.unread += bytes.len();
+                state.inbox.push_back(bytes);
+                // Rank 0 is a few broadcasts ahead at most, since it waits for the others in every step.
+                if state.unread > AHEAD * self.limits.data || state.inbox.len() > AHEAD_CALLS {
+                    return Err("sends more than this rank asked for".to_string());
+                }
+            }
+            Message::Position(text) => {
                 lock(&self.state).positions[peer.rank as usize].get_or_insert(text);
             }
-            Kind::Fail => self.fault.raise(remote(peer, &payload)),
-            // Frames of the handshake mean nothing here, and a beat has done its work by coming.
-            Kind::Beat | Kind::Hello | Kind::Joined | Kind::Refused | Kind::Bye => return,
+            // A process ends with the first failure, so that this is the only one that it keeps.
+            Message::Fail(failure) if self.fault.get().is_none() => {
+                let Failure { code, message, bug } = failure;
+                // Codes are static everywhere else.
+                self.fault.raise(RunError::Remote { code: code.leak(), message, bug });
+            }
+            // Messages of the handshake mean nothing here, and a beat has done its work by coming.
+            Message::Fail(_)
+            | Message::Beat
+            | Message::Hello(_)
+            | Message::Joined(_)
+            | Message::Refused(_)
+            | Message::Bye => return Ok(()),
         }
         self.changed.notify_all();
+        Ok(())
     }
 
     /// Ends all connections, after the last words have been said and heard.
@@ -416,13 +430,15 @@ impl Inner {
         self.changed.notify_all();
         for peer in self.peers() {
             if !failed {
-                let _ = peer.send_raw(&frame(Kind::Bye, &[]));
+                let _ = peer.send(&Message::Bye);
             }
-            let _ = lock(&peer.out).shutdown(Shutdown::Write);
+            let _ = peer.stream.shutdown(Shutdown::Write);
         }
-        self.wait_until(CLOSE_LIMIT, |it| it.readers == 0);
+        // Rank 0 may be an impostor, and must not keep this rank once the run has failed.
+        let limit = if failed && self.rank != 0 { PARTING } else { CLOSE_LIMIT };
+        self.wait_until(limit, |it| it.readers == 0);
         for peer in self.peers() {
-            let _ = lock(&peer.out).shutdown(Shutdown::Both);
+            let _ = peer.stream.shutdown(Shutdown::Both);
         }
         self.changed.notify_all();
     }
@@ -434,88 +450,39 @@ impl Drop for Tcp {
     }
 }
 
-/// Why a connection is not taken in.
+/// Why rank 0 has no place for a rank.
 #[derive(Debug)]
-pub(crate) enum AddError {
+pub(crate) enum Occupied {
     /// All ranks are here.
     Complete,
     /// The rank is here, from this host.
     Taken(String),
-    /// The connection does not work.
-    Io(io::Error),
-}
-
-impl From<io::Error> for AddError {
-    fn from(error: io::Error) -> AddError {
-        AddError::Io(error)
-    }
 }
 
 impl Peer {
-    fn send_raw(&self, frame: &[u8]) -> io::Result<()> {
-        lock(&self.out).write_all(frame)
+    fn send(&self, message: &Message) -> io::Result<()> {
+        let mut out = lock(&self.out);
+        let frame = out.frame(message);
+        (&self.stream).write_all(&frame)
     }
 
-    fn gone(&self, error: &io::Error, pulse: Pulse) -> RunError {
-        let how = match error.kind() {
-            io::ErrorKind::UnexpectedEof
-            | io::ErrorKind::ConnectionReset
-            | io::ErrorKind::ConnectionAborted
-            | io::ErrorKind::BrokenPipe => "ended without a word".to_string(),
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                format!("has been silent for {} s", pulse.silence.as_secs())
-            }
-            _ => format!("cannot be heard any more: {error}"),
-        };
+    fn gone(&self, how: String) -> RunError {
         RunError::RankGone { rank: self.rank, host: self.host.clone(), how }
     }
 }
 
-/// What another process failed with.
-fn remote(peer: &Peer, payload: &[u8]) -> RunError {
-    let Ok(failure) = serde_json::from_slice::<Failure>(payload) else {
-        let how = "failed and could not say how".to_string();
-        return RunError::RankGone { rank: peer.rank, host: peer.host.clone(), how };
-    };
-    // Codes are static everywhere else. A process ends with the first failure, so that this is the
-    // only one that it keeps.
-    let code = failure.code.leak();
-    RunError::Remote { code, message: failure.message, bug: failure.bug }
-}
-
-pub(crate) fn frame(kind: Kind, payload: &[u8]) -> Vec<u8> {
-    assert!(payload.len() <= FRAME_MAX, "control carries ids and messages, not data");
-    let mut res = vec![kind as u8];
-    res.extend((payload.len() as u32).to_le_bytes());
-    res.extend(payload);
-    res
-}
-
-/// The next frame; `InvalidData` for what is none.
-pub(crate) fn read_frame(stream: &mut impl Read, max: usize) -> io::Result<(Kind, Vec<u8>)> {
-    let mut head = [0; 5];
-    stream.read_exact(&mut head)?;
-    let [kind, length @ ..] = head;
-    let invalid = || io::Error::new(io::ErrorKind::InvalidData, "not a frame of planc");
-    let kind = match kind {
-        1 => Kind::Hello,
-        2 => Kind::Joined,
-        3 => Kind::Refused,
-        4 => Kind::Go,
-        5 => Kind::Data,
-        6 => Kind::Fail,
-        7 => Kind::Position,
-        8 => Kind::Beat,
-        9 => Kind::Bye,
-        _ => return Err(invalid()),
-    };
-    let length = u32::from_le_bytes(length) as usize;
-    if length > max {
-        return Err(invalid());
+/// How a rank ended whose connection ended so.
+fn how(error: &io::Error, pulse: Pulse) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::ConnectionAborted
+        | io::ErrorKind::BrokenPipe => "ended without a word".to_string(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+            format!("has been silent for {} s", pulse.silence.as_secs())
+        }
+        _ => format!("cannot be heard any more: {error}"),
     }
-    let mut payload = vec![0; length];
-    stream.read_exact(&mut payload)?;
-    Ok((kind, payload))
 }
 
 impl Control for Tcp {
@@ -527,28 +494,41 @@ impl Control for Tcp {
         self.0.n_ranks
     }
 
-    fn broadcast(&self, bytes: Option<Vec<u8>>) -> Result<Vec<u8>, RunError> {
+    fn broadcast_after(&self, bytes: Option<Vec<u8>>, work: Duration) -> Result<Vec<u8>, RunError> {
         let inner = &*self.0;
         assert_eq!(bytes.is_some(), inner.rank == 0, "rank 0 gives, the others get");
         if let Some(bytes) = bytes {
-            inner.send_all(Kind::Data, &bytes);
+            assert!(bytes.len() <= inner.limits.data, "control carries ids and messages, not data");
+            let message = Message::Data(bytes);
+            inner.send_all(&message);
+            let Message::Data(bytes) = message else { unreachable!("it was made so") };
             // A rank that did not get it is gone, and its reader says so.
             return if inner.fault.get().is_some() { Err(RunError::Stopped) } else { Ok(bytes) };
         }
+        let (began, limit) = (Instant::now(), inner.pulse.answer.saturating_add(work));
         let mut state = lock(&inner.state);
         loop {
             if inner.fault.get().is_some() {
                 return Err(RunError::Stopped);
             }
             if let Some(bytes) = state.inbox.pop_front() {
+                state.unread -= bytes.len();
                 return Ok(bytes);
             }
-            if state.readers == 0 {
+            let first = |how: String| {
                 let host = state.peers[0].as_ref().map_or("?", |it| &it.host).to_string();
-                let how = "is done before the others are".to_string();
-                return Err(RunError::RankGone { rank: 0, host, how });
+                Err(RunError::RankGone { rank: 0, host, how })
+            };
+            if state.readers == 0 {
+                return first("is done before the others are".to_string());
             }
-            state = inner.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let left = limit.saturating_sub(began.elapsed());
+            if left.is_zero() {
+                let seconds = limit.as_secs();
+                return first(format!("has not sent for {seconds} s what the others wait for"));
+            }
+            let waited = inner.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
@@ -563,7 +543,7 @@ impl Control for Tcp {
     fn report(&self, position: String) {
         let inner = &*self.0;
         if inner.rank != 0 {
-            inner.send_all(Kind::Position, position.as_bytes());
+            inner.send_all(&Message::Position(position.clone()));
         }
         lock(&inner.state).positions[inner.rank as usize].get_or_insert(position);
         inner.changed.notify_all();

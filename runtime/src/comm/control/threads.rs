@@ -64,7 +64,11 @@ impl Control for Threads {
         self.shared.n_ranks
     }
 
-    fn broadcast(&self, bytes: Option<Vec<u8>>) -> Result<Vec<u8>, RunError> {
+    fn broadcast_after(
+        &self,
+        bytes: Option<Vec<u8>>,
+        _work: Duration,
+    ) -> Result<Vec<u8>, RunError> {
         assert_eq!(bytes.is_some(), self.rank == 0, "rank 0 gives, the others get");
         let shared = &*self.shared;
         let mut next = lock(&self.next);

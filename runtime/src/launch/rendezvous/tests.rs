@@ -5,6 +5,7 @@ use std::thread::scope;
 
 use super::*;
 use crate::comm::control::Control;
+use crate::launch::secret::Secret;
 
 /// A port that was free a moment ago.
 fn free_port() -> u16 {
@@ -12,8 +13,19 @@ fn free_port() -> u16 {
     listener.and_then(|it| it.local_addr()).expect("a free port").port()
 }
 
+/// Without a secret.
+fn open_master(ports: &[u16]) -> Master {
+    let (host, job) = ("127.0.0.1".to_string(), "test".to_string());
+    Master { host, ports: ports.to_vec(), job, ..Master::default() }
+}
+
+fn secret(text: &str) -> Option<Secret> {
+    Secret::find(None, &|name| (name == "PLANC_JOB_SECRET").then(|| text.to_string()))
+        .expect("it is long enough")
+}
+
 fn master(ports: &[u16]) -> Master {
-    Master { host: "127.0.0.1".to_string(), ports: ports.to_vec(), job: "test".to_string() }
+    Master { secret: secret("0123456789abcdef"), ..open_master(ports) }
 }
 
 fn meeting(rank: u64, world_size: u64, master: &Master) -> Meeting<'_> {
@@ -24,6 +36,7 @@ fn meeting(rank: u64, world_size: u64, master: &Master) -> Meeting<'_> {
         facts: vec![("plan".to_string(), "6f12".to_string())],
         timeout: Duration::from_secs(60),
         pulse: Pulse::default(),
+        limits: Limits { data: 64 << 10 },
     }
 }
 
@@ -227,40 +240,6 @@ fn jobs_that_share_ports_find_their_own() {
     end(ranks);
 }
 
-/// A port scanner, a browser, someone who says nothing, and a frame that would be too long.
-#[test]
-fn strangers_do_not_disturb() {
-    let port = free_port();
-    let master = master(&[port]);
-    let ranks = scope(|scope| {
-        let first = scope.spawn(|| meet(&meeting(0, 2, &master), &Arc::default()));
-        let knock = |bytes: &[u8]| {
-            let mut stream = loop {
-                if let Ok(it) = TcpStream::connect(("127.0.0.1", port)) {
-                    break it;
-                }
-            };
-            stream.write_all(bytes).expect("it listens");
-            stream
-        };
-        let mut long = MAGIC.to_vec();
-        long.extend([Kind::Hello as u8, 0xff, 0xff, 0xff, 0xff]);
-        let mut wrong = MAGIC.to_vec();
-        wrong.extend(frame(Kind::Hello, b"{}"));
-        let silent = knock(b"");
-        for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &long, &wrong, &[0; 100]] {
-            // It hangs up without a word.
-            let mut answer = Vec::new();
-            let _ = knock(bytes).read_to_end(&mut answer);
-            assert!(answer.is_empty(), "{answer:?}");
-        }
-        let second = meet(&meeting(1, 2, &master), &Arc::default());
-        drop(silent);
-        [first.join().expect("no panic"), second]
-    });
-    end(ranks.into_iter().map(|it| it.expect("they met")).collect());
-}
-
 /// What one rank fails with is what all end with, its code as well.
 #[test]
 fn a_failure_ends_all_with_its_cause() {
@@ -308,7 +287,7 @@ fn a_rank_that_dies_ends_all() {
 fn a_rank_that_is_silent_ends_all() {
     let master = master(&[free_port()]);
     let long = Duration::from_secs(600);
-    let mute = Pulse { beat: long, silence: long, linger: long };
+    let mute = Pulse { beat: long, silence: long, linger: long, answer: long };
     let strict = Pulse { beat: Duration::from_millis(50), silence: Duration::from_secs(1), ..mute };
     let pulses = [strict, mute, strict];
     let meetings: Vec<Meeting> = (0..3u64)
@@ -343,4 +322,217 @@ fn rank_0_hears_where_all_were() {
     let expect = (0..3).map(|it| Some(format!("step[{it}]"))).collect::<Vec<_>>();
     assert_eq!(positions, expect);
     end(ranks);
+}
+
+/// With another secret, or none, a rank neither joins nor ends a run.
+#[test]
+fn ranks_with_another_secret_do_not_meet() {
+    let port = free_port();
+    let ours = master(&[port]);
+    let timeout = Duration::from_millis(300);
+    let ranks = scope(|scope| {
+        let first = scope.spawn(|| meet(&meeting(0, 2, &ours), &Arc::default()));
+        for secret in [None, secret("0123456789abcdeg")] {
+            let theirs = Master { secret, ..ours.clone() };
+            let mut other = meeting(1, 2, &theirs);
+            other.facts[0].1 = "8a03".to_string();
+            let met = meet(&Meeting { timeout, ..other }, &Arc::default());
+            let error = met.expect_err("it does not know the secret").to_string();
+            let why = format!("port {port} is of another job, or of one with another secret");
+            assert!(error.contains(&why), "{error}");
+        }
+        let second = meet(&meeting(1, 2, &ours), &Arc::default());
+        [first.join().expect("no panic"), second]
+    });
+    end(ranks.into_iter().map(|it| it.expect("they met")).collect());
+}
+
+/// Without a secret, a rank that differs may be anyone: it hears no values, and ends nothing but itself.
+#[test]
+fn without_a_secret_a_rank_that_differs_is_turned_away() {
+    let master = open_master(&[free_port()]);
+    let ranks = scope(|scope| {
+        let first = scope.spawn(|| meet(&meeting(0, 2, &master), &Arc::default()));
+        let host = host_name();
+        let mut other = meeting(1, 2, &master);
+        other.facts[0].1 = "8a03".to_string();
+        let error = meet(&other, &Arc::default()).expect_err("it differs").to_string();
+        let differ = format!("rank 1 ({host}) and rank 0 differ: plan is not that of rank 0;");
+        assert!(error.starts_with(&differ), "{error}");
+        let error = meet(&meeting(7, 2, &master), &Arc::default()).expect_err("no such rank");
+        assert!(error.to_string().contains("there is no rank 7 of 2"), "{error}");
+        let second = meet(&meeting(1, 2, &master), &Arc::default());
+        [first.join().expect("no panic"), second]
+    });
+    end(ranks.into_iter().map(|it| it.expect("they met")).collect());
+}
+
+/// What was wrong with it is said by rank 0 if no other rank comes in its place.
+#[test]
+fn rank_0_says_whom_it_turned_away() {
+    let master = open_master(&[free_port()]);
+    let mut meetings = [meeting(0, 2, &master), meeting(1, 2, &master)];
+    meetings[0].timeout = Duration::from_millis(500);
+    meetings[1].facts[0].1 = "8a\x1b[2J03".to_string();
+    let error = errors(meet_all(&meetings)).remove(0);
+    let away = format!(
+        "rank 1 did not come within 0 s (rank 1 ({}) was turned away: plan is 8a\\u{{1b}}[2J03 and 6f12)",
+        host_name()
+    );
+    assert!(error.contains(&away), "{error}");
+}
+
+/// What a busy machine takes for a rank to end; the impostors below would hold it for a minute.
+const SLACK: Duration = Duration::from_secs(4);
+
+/// An impostor that sends a byte now and then, as the start of an answer, keeps nobody.
+#[test]
+fn an_impostor_of_rank_0_that_trickles_does_not_hold_ranks() {
+    let impostor = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let master = master(&[impostor.local_addr().expect("bound").port()]);
+    let timeout = Duration::from_secs(1);
+    let done = std::sync::atomic::AtomicBool::new(false);
+    let began = Instant::now();
+    let error = scope(|scope| {
+        scope.spawn(|| {
+            impostor.set_nonblocking(true).expect("it can");
+            let mut held: Vec<TcpStream> = Vec::new();
+            while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                held.extend(impostor.accept().ok().map(|it| it.0));
+                let bytes = [&MAGIC[..], &[7; 64]].concat();
+                for (i, stream) in held.iter_mut().enumerate() {
+                    let _ = stream.write_all(&bytes[i % bytes.len()..][..1]);
+                }
+                sleep(Duration::from_millis(20));
+            }
+        });
+        let met = meet(&Meeting { timeout, ..meeting(1, 2, &master) }, &Arc::default());
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+        met.expect_err("nobody has the secret").to_string()
+    });
+    assert!(error.contains("does not answer as planc"), "{error}");
+    assert!(began.elapsed() < timeout + SLACK, "it took {:?}", began.elapsed());
+}
+
+/// Without a secret an impostor can take ranks in, and let them wait: to begin, or for what it should send.
+#[test]
+fn an_impostor_of_rank_0_that_takes_ranks_in_does_not_hold_them() {
+    let timeout = Duration::from_millis(500);
+    let master = open_master(&[free_port()]);
+    let began = Instant::now();
+    scope(|scope| {
+        // Rank 2 never comes, and it goes on beating.
+        let first = scope.spawn(|| meet(&meeting(0, 3, &master), &Arc::default()));
+        let met = meet(&Meeting { timeout, ..meeting(1, 3, &master) }, &Arc::default());
+        let error = met.expect_err("it does not begin").to_string();
+        assert!(error.contains("took this rank in, and has not begun within 0 s"), "{error}");
+        assert!(began.elapsed() < timeout + GRACE + SLACK, "it took {:?}", began.elapsed());
+        assert!(first.join().expect("no panic").is_err(), "it hears of that");
+    });
+    let port = open_master(&[free_port()]);
+    let pulse = Pulse { answer: timeout, ..Pulse::default() };
+    let met = meet_all(&[0, 1].map(|it| Meeting { pulse, ..meeting(it, 2, &port) }));
+    let ranks: Vec<Arc<Tcp>> = met.into_iter().map(|it| it.expect("they meet")).collect();
+    let began = Instant::now();
+    let error = ranks[1].broadcast(None).expect_err("it sends nothing").to_string();
+    assert!(error.contains("has not sent for 0 s what the others wait for"), "{error}");
+    assert!(began.elapsed() < timeout + SLACK, "it took {:?}", began.elapsed());
+    end(ranks);
+}
+
+/// A rank whose own checks fail comes to say so, whichever it is, and whether it knows the others' facts.
+#[test]
+fn a_rank_that_fails_its_own_checks_tells_the_others() {
+    for failing in [0, 2] {
+        let master = master(&[free_port()]);
+        let meetings = [0, 1, 2].map(|it| meeting(it, 3, &master));
+        let faults: [Arc<Fault>; 3] = Default::default();
+        faults[failing].raise(RunError::NoDriver);
+        let met = scope(|scope| {
+            let ranks = meetings.iter().zip(&faults);
+            let ranks: Vec<_> = ranks.map(|(it, fault)| scope.spawn(|| meet(it, fault))).collect();
+            ranks.into_iter().map(|it| it.join().expect("no panic")).collect::<Vec<Met>>()
+        });
+        drop(met);
+        for (rank, fault) in faults.iter().enumerate() {
+            let error = fault.get().expect("all end");
+            assert_eq!(error.code(), RunError::NoDriver.code(), "rank {rank}: {error}");
+            let named = error.to_string().starts_with(&format!("rank {failing} ("));
+            assert_eq!(named, rank != failing, "rank {rank}: {error}");
+        }
+    }
+}
+
+/// A stranger that has joined, without a secret, cannot make a rank grow: rank 0 takes no broadcasts, and
+/// others take what the plan needs.
+#[test]
+fn a_peer_that_floods_is_cut_off() {
+    let master = open_master(&[free_port()]);
+    let met = meet_all(&[0, 1].map(|it| meeting(it, 2, &master)));
+    let ranks: Vec<Arc<Tcp>> = met.into_iter().map(|it| it.expect("they meet")).collect();
+    ranks[1].inner().send_all(&Message::Data(vec![0; 1024]));
+    for rank in &ranks {
+        let error = fault(rank).to_string();
+        assert!(error.contains("rank 1 (") && error.contains("no message of planc"), "{error}");
+    }
+    end(ranks);
+    let ranks = together(2);
+    for _ in 0..9 {
+        ranks[0].inner().send_all(&Message::Data(vec![0; 64 << 10]));
+    }
+    let error = fault(&ranks[1]).to_string();
+    assert!(error.contains("sends more than this rank asked for"), "{error}");
+    end(ranks);
+}
+
+#[track_caller]
+fn check_listening(
+    host: &str,
+    listen: Option<&str>,
+    one_machine: bool,
+    expect: Result<&str, &str>,
+) {
+    let listen = listen.map(str::to_string);
+    let master = Master { host: host.to_string(), listen, one_machine, ..Master::default() };
+    let found = master.listening().map(|it| it[0].to_string());
+    match (found, expect) {
+        (Err(found), Err(expect)) => assert!(found.contains(expect), "{found}"),
+        (found, expect) => assert_eq!(found, expect.map(str::to_string).map_err(str::to_string)),
+    }
+}
+
+/// The master's address where it is this machine's, else the one that is given.
+#[test]
+fn rank_0_listens_on_the_address_of_the_master() {
+    check_listening("127.0.0.1", None, false, Ok("127.0.0.1"));
+    check_listening("127.0.0.7", None, false, Ok("127.0.0.7"));
+    check_listening("127.0.0.1", Some("0.0.0.0"), false, Ok("0.0.0.0"));
+    // The address of a service: a TEST-NET, which no machine has.
+    let ask = "say with --listen which address of this machine rank 0 listens on";
+    check_listening("192.0.2.1", None, false, Err("`192.0.2.1` (192.0.2.1) is no address of this"));
+    check_listening("192.0.2.1", None, false, Err(ask));
+    check_listening("192.0.2.1", Some("127.0.0.1"), false, Ok("127.0.0.1"));
+    check_listening(
+        "127.0.0.1",
+        Some("192.0.2.1"),
+        false,
+        Err("which is no address of this machine"),
+    );
+    check_listening("127.0.0.1", Some("not an address"), false, Err("which is no address: "));
+    check_listening("no.such.host.invalid", None, false, Err("does not know the address of"));
+    assert!(Master { host: "localhost".to_string(), ..Master::default() }.listening().is_ok());
+}
+
+/// Rank 0 is not reached on other addresses than those that it listens on.
+#[test]
+fn rank_0_listens_on_one_address_only() {
+    let master = master(&[free_port()]);
+    let met = scope(|scope| {
+        let first = scope.spawn(|| meet(&meeting(0, 2, &master), &Arc::default()));
+        let second = meet(&meeting(1, 2, &master), &Arc::default());
+        [first.join().expect("no panic"), second]
+    });
+    let elsewhere = TcpStream::connect(("127.0.0.2", master.ports[0]));
+    assert_eq!(elsewhere.expect_err("closed").kind(), io::ErrorKind::ConnectionRefused);
+    end(met.into_iter().map(|it| it.expect("they meet")).collect());
 }
