@@ -54,3 +54,8 @@ fn plans_are_proved_or_refused() {
 fn profiles_price_or_are_refused() {
     replay("profile", tests::fuzz::profile);
 }
+
+#[test]
+fn frames_are_messages_or_refused() {
+    replay("frames", tests::fuzz::frames);
+}

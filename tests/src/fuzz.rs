@@ -1,4 +1,5 @@
-//! The functions that the command calls on files of its users, on bytes that may be anything.
+//! The functions that the command calls on files of its users and on what it hears from other processes, on bytes
+//! that may be anything.
 //!
 //! The binaries of `tests/fuzz` search for bytes on which one of these panics, hangs or takes much
 //! memory; `tests/fuzz.rs` replays what they found. A mistake in the input ends in an error of a
@@ -23,6 +24,7 @@ use ir::plan::{Plan, memory_profile};
 use ir::text::{Program, parse, print_plan};
 use ir::{Graph, Phase};
 use passes::PassError;
+use runtime::comm::control::frame::{Frames, HEAD, Limits, Message, Refusal, Seal, Sender};
 
 /// Models of more modules than this, repetitions included, are parsed and not compiled. Compiling takes
 /// time in proportion to modules, and 10,000 layers are legal.
@@ -100,6 +102,55 @@ pub fn profile(bytes: &[u8]) {
             check_text(&it.to_string());
             check_span(text, it.span(text));
         }
+    }
+}
+
+/// Reads frames as they come to a process from one that it has let in, and from one that it has not. The first
+/// byte says who sends them: `0` for rank 0. Tags are left out, since no search finds one.
+pub fn frames(bytes: &[u8]) {
+    let (sender, bytes) = match bytes.split_first() {
+        Some((b'0', rest)) => (Sender::First, rest),
+        Some((_, rest)) => (Sender::Other, rest),
+        None => return,
+    };
+    let limits = Limits { data: 4096 };
+    let seal = Seal::new([0; 32]);
+    // Without a tag there is no message, whatever else is right.
+    assert!(Frames::new(seal.clone(), sender, limits).read(&mut &bytes[..]).is_err());
+    let mut rest = bytes;
+    while let Some((head, after)) = rest.split_first_chunk::<HEAD>() {
+        let Ok(length) = limits.length(*head, sender) else { return };
+        let Some((payload, next)) = after.split_at_checked(length) else { return };
+        if let Ok(message) = Message::decode(head[0], payload.to_vec()) {
+            let sent = seal.clone().frame(&message);
+            let heard = Frames::new(seal.clone(), sender, limits).read(&mut &sent[..]);
+            assert_eq!(heard.expect("it was within its limits"), message);
+            check_shown(&message);
+        }
+        rest = next;
+    }
+}
+
+/// Text of another process may reach a terminal.
+fn check_shown(message: &Message) {
+    let texts = match message {
+        Message::Hello(it) => {
+            let facts = it.facts.iter().flat_map(|it| [&it.0, &it.1]);
+            facts.chain([&it.host]).collect()
+        }
+        Message::Refused(Refusal::Differs { who, differences }) => {
+            differences.iter().chain([who]).collect()
+        }
+        Message::Joined(text) | Message::Position(text) => vec![text],
+        Message::Fail(it) => vec![&it.code, &it.message],
+        Message::Refused(Refusal::Complete)
+        | Message::Go
+        | Message::Data(_)
+        | Message::Beat
+        | Message::Bye => Vec::new(),
+    };
+    for text in texts {
+        assert!(text.len() <= 8192 && !text.chars().any(char::is_control), "{text:?}");
     }
 }
 
