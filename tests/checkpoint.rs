@@ -3,6 +3,8 @@
 
 #[path = "checkpoint/failures.rs"]
 mod failures;
+#[path = "checkpoint/flips.rs"]
+mod flips;
 #[path = "checkpoint/harness.rs"]
 mod harness;
 #[path = "checkpoint/keys.rs"]

@@ -1,5 +1,7 @@
 //! Copies a box of a strided tensor into a box of a row-major one, in runs that are contiguous in both.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 /// A box within a tensor in memory; all counts are elements.
@@ -26,6 +28,45 @@ impl View {
         let start = offsets.into_iter().zip(&self.strides).map(|(at, stride)| at * stride);
         View { start: self.start + start.sum::<u64>(), strides: self.strides.clone() }
     }
+}
+
+/// Calls `each` with the bytes that a box of `sizes` elements of `unit` bytes touches: the first, and that behind the
+/// last. Gaps of up to `gap` bytes belong to what is around them.
+pub fn spans<E>(
+    view: &View,
+    sizes: &[u64],
+    unit: u64,
+    gap: u64,
+    each: &mut dyn FnMut(Range<u64>) -> Result<(), E>,
+) -> Result<(), E> {
+    if sizes.contains(&0) {
+        return Ok(());
+    }
+    let last =
+        |dims: Range<usize>| -> u64 { dims.map(|dim| (sizes[dim] - 1) * view.strides[dim]).sum() };
+    // Up to the last dim with large gaps, each index is on its own.
+    let far = |dim: &usize| sizes[*dim] > 1 && view.strides[*dim].saturating_mul(unit) > gap;
+    let outer = (0..sizes.len()).rev().find(far).map_or(0, |dim| dim + 1);
+    let len = (last(outer..sizes.len()) + 1) * unit;
+    let n: u64 = sizes[..outer].iter().product();
+    let mut before: Option<Range<u64>> = None;
+    for index in 0..n {
+        let (mut rest, mut at) = (index, view.start);
+        for dim in (0..outer).rev() {
+            at += rest % sizes[dim] * view.strides[dim];
+            rest /= sizes[dim];
+        }
+        let span = at * unit..at * unit + len;
+        match &mut before {
+            Some(it) if it.end <= span.start && span.start - it.end <= gap => it.end = span.end,
+            _ => {
+                if let Some(it) = before.replace(span) {
+                    each(it)?;
+                }
+            }
+        }
+    }
+    before.map_or(Ok(()), each)
 }
 
 /// Copies `sizes` elements of `unit` bytes; words of `swap` bytes are turned around (1: none are).
@@ -86,6 +127,29 @@ pub fn copy(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[track_caller]
+    fn check_spans(shape: &[u64], offsets: &[u64], sizes: &[u64], expect: &[(u64, u64)]) {
+        let view = View::row_major(shape).from(offsets.iter().copied());
+        let mut found = Vec::new();
+        let mut each = |it: Range<u64>| -> Result<(), ()> {
+            found.push((it.start, it.end));
+            Ok(())
+        };
+        spans(&view, sizes, 2, 100, &mut each).unwrap();
+        assert_eq!(found, expect, "{sizes:?} of {shape:?}");
+    }
+
+    #[test]
+    fn spans_have_what_a_box_touches() {
+        check_spans(&[], &[], &[], &[(0, 2)]);
+        check_spans(&[4, 5], &[1, 0], &[2, 5], &[(10, 30)]);
+        // Columns of short rows with all between them, of long rows without.
+        check_spans(&[4, 50], &[1, 3], &[2, 2], &[(106, 210)]);
+        check_spans(&[4, 500], &[1, 3], &[2, 2], &[(1006, 1010), (2006, 2010)]);
+        check_spans(&[2, 4, 500], &[0, 2, 0], &[2, 2, 500], &[(2000, 4000), (6000, 8000)]);
+        check_spans(&[4, 500], &[1, 0], &[0, 500], &[]);
+    }
 
     #[test]
     fn a_transposed_box_is_read_row_major() {

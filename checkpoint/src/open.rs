@@ -2,16 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use ir::placement::Chunk;
+use rustc_hash::{FxHashMap, FxHashSet};
 use ruzstd::decoding::StreamingDecoder;
 use smallvec::SmallVec;
 
 use crate::archive::{self, Record, TensorItem};
-use crate::copy::{View, copy};
+use crate::copy::{View, copy, spans};
 use crate::cover;
 use crate::dtype::StoredType;
 use crate::error::{Broken, CheckpointError, short};
@@ -19,7 +21,7 @@ use crate::map::Mapped;
 use crate::memory::memory;
 use crate::metadata::{Encoding, Item, Metadata, StoredChunk, StoredObject, StoredTensor};
 use crate::pickle::Value;
-use crate::sums::{self, crc32};
+use crate::sums::{self, PIECE, Sum, crc32};
 use crate::{dcp, safetensors};
 
 /// A checkpoint on disk. Opening reads the index; data are mapped when they are needed.
@@ -49,7 +51,13 @@ pub(crate) struct DataFile {
     pub name: String,
     path: PathBuf,
     map: OnceLock<Result<Mapped, CheckpointError>>,
+    sums: OnceLock<Result<Option<Sums>, CheckpointError>>,
+    /// Pieces of items that were compared with their checksums: where the item starts, and which.
+    checked: Mutex<FxHashSet<(u64, u64)>>,
 }
+
+/// The checksums beside a file, by the byte at which an item starts.
+pub(crate) type Sums = FxHashMap<u64, Sum>;
 
 /// What an opener finds: an index, and what is to be said about it.
 #[derive(Debug, Default)]
@@ -194,6 +202,7 @@ impl Checkpoint {
         let Some(StoredObject { item, .. }) = self.objects.get(key) else {
             return Err(self.no_key("object", key, self.objects.keys()));
         };
+        self.check_bytes(key, None, item, 0..item.len)?;
         // Objects are settings and counters; what compresses to them is not much larger.
         let content = self.content(key, item, MAX_OBJECT)?;
         let bytes = match &content {
@@ -224,11 +233,13 @@ impl Checkpoint {
 
     /// Reads a box of a tensor into `out`: row-major, in its stored type, little-endian.
     ///
-    /// Only what overlaps is read, in runs that are contiguous.
+    /// Only what overlaps is read, in runs that are contiguous, and compared with the checksums beside the file, piece
+    /// by piece. Where those are of whole items, or in the items alone, the first who reads a part of one has it all
+    /// compared. No byte is compared twice.
     ///
     /// # Errors
     /// If there is no such tensor, its boxes do not make it up, or an item in the box is not what the
-    /// index says. `out` may be written in part then.
+    /// index says, or not what was written. `out` may be written in part then.
     ///
     /// # Panics
     /// If `out` has not the length of the box.
@@ -256,22 +267,6 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Checks those items that a box covers whole against their checksums. After this they are in memory.
-    ///
-    /// Of an item that is read in part, the rest would have to be read for it.
-    pub fn check_sums(&self, key: &str, chunk: &Chunk) -> Result<(), CheckpointError> {
-        let Some(tensor) = self.tensor(key) else { return Ok(()) };
-        for stored in self.whole_items(tensor, chunk) {
-            let item = &stored.item;
-            if item.encoding == Encoding::Plain {
-                let fail = |it: Broken| self.in_item(it, key, item);
-                let record = archive::read_tensor(self.bytes(key, item)?).map_err(fail)?.record;
-                self.check_sum(key, item, &record)?;
-            }
-        }
-        Ok(())
-    }
-
     /// Has the system fetch the items that a box covers whole; their bytes.
     pub fn will_need(&self, key: &str, chunk: &Chunk) -> u64 {
         let Some(tensor) = self.tensor(key) else { return 0 };
@@ -288,8 +283,8 @@ impl Checkpoint {
             let n: u64 = chunk.sizes.iter().product();
             match &self.content(key, item, n * tensor.dtype.bytes())? {
                 Content::Raw(_) => Ok(()),
-                Content::Archive(it) => opened(it, tensor, chunk).map(drop),
-                Content::Decoded(it) => opened(it, tensor, chunk).map(drop),
+                Content::Archive(it) => self.opened(item, it, tensor, chunk).map(drop),
+                Content::Decoded(it) => self.opened(item, it, tensor, chunk).map(drop),
             }
             .map_err(|it| self.in_item(it, key, item))?;
         }
@@ -302,6 +297,91 @@ impl Checkpoint {
         chunk: &'a Chunk,
     ) -> impl Iterator<Item = &'a StoredChunk> {
         tensor.chunks.iter().filter(|it| overlap(&it.chunk, chunk).as_ref() == Some(&it.chunk))
+    }
+
+    /// Compares a part of an item with the checksums beside its file, if there are any: the pieces that it is in.
+    ///
+    /// # Errors
+    /// If bytes changed since they were written, or the file beside is of something else.
+    pub(crate) fn check_bytes(
+        &self,
+        key: &str,
+        stored: Option<&Chunk>,
+        item: &Item,
+        range: Range<u64>,
+    ) -> Result<(), CheckpointError> {
+        let file = &self.files[item.file as usize];
+        let Some(sums) = file.sums()? else { return Ok(()) };
+        let sum = self.sum_of(key, stored, item, sums)?;
+        let bytes = self.bytes(key, item)?;
+        let piece_of = |at: u64| if sum.n_pieces() > 1 { at / PIECE } else { 0 };
+        for piece in piece_of(range.start)..=piece_of(range.end.max(1) - 1) {
+            if file.is_checked((item.offset, piece)) {
+                continue;
+            }
+            let (range, expect) = sum.piece(piece);
+            let found = crc32(&bytes[range.start as usize..range.end as usize]);
+            if found != expect {
+                return Err(CheckpointError::Checksum {
+                    path: file.path.clone(),
+                    key: key.to_string(),
+                    at: item.offset + range.start,
+                    len: range.end - range.start,
+                    found,
+                    expect,
+                });
+            }
+            file.set_checked((item.offset, piece));
+        }
+        Ok(())
+    }
+
+    /// The checksums of an item, which must be of this item.
+    fn sum_of<'a>(
+        &self,
+        key: &str,
+        stored: Option<&Chunk>,
+        item: &Item,
+        sums: &'a Sums,
+    ) -> Result<&'a Sum, CheckpointError> {
+        let fail = |why: String| self.in_item(Broken::at(0, why), key, item);
+        let Some(sum) = sums.get(&item.offset) else {
+            return Err(fail("the file of checksums has none of this item".into()));
+        };
+        let is_it = sum.key == key && sum.offsets.as_deref() == stored.map(|it| &it.offsets[..]);
+        // Two keys may share an item, and one is in the file.
+        let is_of_another = || match (&sum.offsets, self.tensor(&sum.key)) {
+            (Some(offsets), Some(tensor)) => tensor
+                .chunks
+                .iter()
+                .any(|it| it.item == *item && it.chunk.offsets[..] == offsets[..]),
+            (None, _) => self.objects.get(&sum.key).is_some_and(|it| it.item == *item),
+            (Some(_), None) => false,
+        };
+        if sum.len == item.len && (is_it || is_of_another()) {
+            return Ok(sum);
+        }
+        let of = sum.offsets.as_ref().map_or(String::new(), |it| format!(" {it:?}"));
+        Err(fail(format!(
+            "the file of checksums has `{}`{of} of {} bytes here: it is of another save or another file",
+            short(&sum.key),
+            sum.len
+        )))
+    }
+
+    /// Compares a record with the checksum in its item, once, unless there are checksums beside the file.
+    fn check_record(
+        &self,
+        key: &str,
+        item: &Item,
+        record: &Record<'_>,
+    ) -> Result<(), CheckpointError> {
+        let file = &self.files[item.file as usize];
+        if file.sums()?.is_none() && !file.is_checked((item.offset, 0)) {
+            self.check_sum(key, item, record)?;
+            file.set_checked((item.offset, 0));
+        }
+        Ok(())
     }
 
     /// Whether a record of an item has the checksum that is stored with it.
@@ -367,17 +447,35 @@ impl Checkpoint {
     ) -> Result<(), CheckpointError> {
         let unit = tensor.dtype.bytes();
         let n: u64 = stored.sizes.iter().product();
+        // What the archive says of itself is at both of its ends.
+        for end in [0..1, item.len.saturating_sub(1)..item.len] {
+            self.check_bytes(key, Some(stored), item, end)?;
+        }
         let content = self.content(key, item, n * unit)?;
         let fail = |it: Broken| self.in_item(it, key, item);
-        let (view, data, big_endian) = match &content {
-            Content::Raw(it) => (View::row_major(&stored.sizes), *it, false),
-            Content::Archive(it) => opened(it, tensor, stored).map_err(fail)?,
-            Content::Decoded(it) => opened(it, tensor, stored).map_err(fail)?,
+        let opened = match &content {
+            Content::Raw(_) => None,
+            Content::Archive(it) => Some(self.opened(item, it, tensor, stored).map_err(fail)?),
+            Content::Decoded(it) => Some(self.opened(item, it, tensor, stored).map_err(fail)?),
+        };
+        let (view, data, at, big_endian) = match (&content, opened) {
+            (_, Some(TensorItem { strides, start, big_endian, record, .. })) => {
+                self.check_record(key, item, &record)?;
+                (View { start, strides }, record.bytes, record.at, big_endian)
+            }
+            (Content::Raw(it), None) => (View::row_major(&stored.sizes), *it, 0, false),
+            (_, None) => unreachable!("archives were opened"),
         };
         let inside = |of: &Chunk| -> SmallVec<[u64; 4]> {
             common.offsets.iter().zip(&of.offsets).map(|(at, start)| at - start).collect()
         };
         let from = view.from(inside(stored));
+        if item.encoding == Encoding::Plain {
+            let mut check = |it: Range<u64>| {
+                self.check_bytes(key, Some(stored), item, at + it.start..at + it.end)
+            };
+            spans(&from, &common.sizes, unit, PIECE, &mut check)?;
+        }
         let to = View::row_major(&wanted.sizes).from(inside(wanted));
         let swap = if big_endian { tensor.dtype.word() as usize } else { 1 };
         copy(&common.sizes, unit as usize, swap, (&from, data), (&to, out));
@@ -406,7 +504,7 @@ impl Checkpoint {
     }
 
     /// The bytes of a file that are an item.
-    pub(crate) fn bytes(&self, key: &str, item: &Item) -> Result<&[u8], CheckpointError> {
+    fn bytes(&self, key: &str, item: &Item) -> Result<&[u8], CheckpointError> {
         let file = &self.files[item.file as usize];
         let map = file.map()?;
         let bytes = map.bytes();
@@ -425,6 +523,38 @@ impl Checkpoint {
             map.will_need(range.unwrap_or_default());
         }
         Ok(res)
+    }
+
+    /// The checksums beside a file; `None` if nobody made any.
+    pub(crate) fn sums(&self, file: u32) -> Result<Option<&Sums>, CheckpointError> {
+        self.files[file as usize].sums()
+    }
+
+    /// The tensor in the archive of an item, which must be what the index says, and must not stand for more bytes than
+    /// its file has: strides of zero repeat elements.
+    pub(crate) fn opened<'a>(
+        &self,
+        item: &Item,
+        archive: &'a [u8],
+        tensor: &StoredTensor,
+        stored: &Chunk,
+    ) -> Result<TensorItem<'a>, Broken> {
+        let found = archive::read_tensor(archive)?;
+        agrees(&found, tensor, stored)?;
+        let n_bytes = stored.sizes.iter().product::<u64>() * tensor.dtype.bytes();
+        let file = self.map_file(item.file).map_or(0, |it| it.bytes().len());
+        let most = file.max(archive.len()) as u64;
+        match n_bytes <= most {
+            true => Ok(found),
+            false => Err(Broken::at(
+                0,
+                format!(
+                    "{}{:?} are {n_bytes} bytes, and the file has {most}: the item repeats elements",
+                    tensor.dtype,
+                    &stored.sizes[..]
+                ),
+            )),
+        }
     }
 
     /// Whether a file that is there ends before an item does.
@@ -499,24 +629,8 @@ pub(crate) fn unzstd(bytes: &[u8], n_bytes: u64) -> Result<Vec<u8>, Broken> {
     }
 }
 
-/// The tensor in an archive, which must be what the index says.
-fn opened<'a>(
-    bytes: &'a [u8],
-    tensor: &StoredTensor,
-    stored: &Chunk,
-) -> Result<(View, &'a [u8], bool), Broken> {
-    let item = archive::read_tensor(bytes)?;
-    agrees(&item, tensor, stored)?;
-    let TensorItem { strides, start, big_endian, record, .. } = item;
-    Ok((View { start, strides }, record.bytes, big_endian))
-}
-
 /// Whether the tensor in an item has the type and the sizes of a box.
-pub(crate) fn agrees(
-    item: &TensorItem<'_>,
-    tensor: &StoredTensor,
-    stored: &Chunk,
-) -> Result<(), Broken> {
+fn agrees(item: &TensorItem<'_>, tensor: &StoredTensor, stored: &Chunk) -> Result<(), Broken> {
     let is_empty = |it: &[u64]| it.contains(&0);
     let same_sizes = item.sizes == stored.sizes
         // PyTorch forgets the other sizes of some empty shards.
@@ -539,7 +653,8 @@ pub(crate) fn agrees(
 impl DataFile {
     fn new(folder: &Path, name: String) -> DataFile {
         let path = folder.join(&name);
-        DataFile { name, path, map: OnceLock::new() }
+        let (map, sums, checked) = (OnceLock::new(), OnceLock::new(), Mutex::default());
+        DataFile { name, path, map, sums, checked }
     }
 
     /// Its content.
@@ -547,6 +662,30 @@ impl DataFile {
         let open =
             || Mapped::open(&self.path).map_err(|it| CheckpointError::io("read", &self.path, &it));
         self.map.get_or_init(open).as_ref().map_err(Clone::clone)
+    }
+
+    /// The checksums beside it; `None` if nobody made any.
+    fn sums(&self) -> Result<Option<&Sums>, CheckpointError> {
+        let read = || {
+            let mut path = self.path.clone().into_os_string();
+            path.push(sums::file_name(""));
+            let path = PathBuf::from(path);
+            if path.symlink_metadata().is_err_and(|it| it.kind() == ErrorKind::NotFound) {
+                return Ok(None);
+            }
+            let map = Mapped::open(&path).map_err(|it| CheckpointError::io("read", &path, &it))?;
+            let sums = sums::read(map.bytes()).map_err(|it| it.in_index(&path))?;
+            Ok(Some(sums.into_iter().map(|it| (it.at, it)).collect()))
+        };
+        self.sums.get_or_init(read).as_ref().map(Option::as_ref).map_err(Clone::clone)
+    }
+
+    fn is_checked(&self, piece: (u64, u64)) -> bool {
+        self.checked.lock().unwrap_or_else(PoisonError::into_inner).contains(&piece)
+    }
+
+    fn set_checked(&self, piece: (u64, u64)) {
+        self.checked.lock().unwrap_or_else(PoisonError::into_inner).insert(piece);
     }
 }
 

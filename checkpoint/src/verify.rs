@@ -10,7 +10,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::ErrorKind;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -18,10 +17,8 @@ use rustc_hash::FxHashMap;
 
 use crate::archive::{self, Archive};
 use crate::error::{Broken, CheckpointError};
-use crate::map::Mapped;
 use crate::metadata::{Encoding, Item, StoredChunk, StoredTensor};
-use crate::open::{Checkpoint, Content, agrees};
-use crate::sums::{self, Sum, crc32};
+use crate::open::{Checkpoint, Content, Sums};
 
 /// What [`verify`] found.
 #[derive(Debug, Clone, Default)]
@@ -83,11 +80,10 @@ pub fn verify(checkpoint: &Checkpoint) -> Report {
                 if let Err(it) = checkpoint.check_save(name) {
                     res.problems.push(Problem::of(checkpoint, it, name));
                 }
-                let sums = read_sums(checkpoint, name).unwrap_or_else(|it| {
-                    res.problems.push(Problem::of(checkpoint, it, name));
-                    None
-                });
-                side.extend(sums.map(|it| (file, it)));
+                match checkpoint.sums(file) {
+                    Ok(sums) => side.extend(sums.map(|it| (file, it))),
+                    Err(it) => res.problems.push(Problem::of(checkpoint, it, name)),
+                }
             }
             Err(it) => {
                 missing.insert(file);
@@ -110,7 +106,7 @@ pub fn verify(checkpoint: &Checkpoint) -> Report {
             if missing.contains(&item.file) {
                 continue;
             }
-            let sums = side.get(&item.file);
+            let sums = side.get(&item.file).copied();
             if let Err(it) = check_item(checkpoint, item, owners, sums) {
                 let problem = Problem::of(checkpoint, it, checkpoint.file_name(item.file));
                 found.lock().unwrap_or_else(|it| it.into_inner()).push((at, problem));
@@ -206,31 +202,21 @@ fn overlaps(
     }
 }
 
-/// The checksums of a file by the byte where an item starts; `None` if nobody made any.
-fn read_sums(
-    checkpoint: &Checkpoint,
-    name: &str,
-) -> Result<Option<FxHashMap<u64, Sum>>, CheckpointError> {
-    let path = checkpoint.folder().join(sums::file_name(name));
-    if path.symlink_metadata().is_err_and(|it| it.kind() == ErrorKind::NotFound) {
-        return Ok(None);
-    }
-    let map = Mapped::open(&path).map_err(|it| CheckpointError::io("read", &path, &it))?;
-    let sums = sums::read(map.bytes()).map_err(|it| it.in_index(&path))?;
-    Ok(Some(sums.into_iter().map(|it| (it.at, it)).collect()))
-}
-
 /// Checks the bytes of one item.
 fn check_item(
     checkpoint: &Checkpoint,
     item: &Item,
     owners: &[Owner<'_>],
-    sums: Option<&FxHashMap<u64, Sum>>,
+    sums: Option<&Sums>,
 ) -> Result<(), CheckpointError> {
     let Some(Owner { key, of }) = owners.first() else { return Ok(()) };
-    let bytes = checkpoint.bytes(key, item)?;
     if let Some(sums) = sums {
-        check_sum(checkpoint, item, owners, bytes, sums)?;
+        let stored = of.map(|it| &it.1.chunk);
+        checkpoint.check_bytes(key, stored, item, 0..item.len)?;
+        if sums.get(&item.offset).is_some_and(|it| !it.is_consistent()) {
+            let why = "the checksums of its pieces are not those of the whole";
+            return Err(checkpoint.in_item(Broken::at(0, why), key, item));
+        }
     }
     let n_bytes = |(tensor, stored): (&StoredTensor, &StoredChunk)| {
         stored.chunk.sizes.iter().product::<u64>() * tensor.dtype.bytes()
@@ -248,18 +234,14 @@ fn check_item(
             checkpoint.check_sum(key, item, &record)?;
         }
     }
-    let tensor = match of {
-        None => {
-            archive::read_object(archive).map_err(fail)?;
-            None
-        }
-        Some(_) => Some(archive::read_tensor(archive).map_err(fail)?),
-    };
+    if of.is_none() {
+        archive::read_object(archive).map_err(fail)?;
+    }
     for owner in owners {
         let fail = |it: Broken| checkpoint.in_item(it, owner.key, item);
-        match (&tensor, owner.of) {
-            (Some(found), Some((tensor, stored))) => {
-                agrees(found, tensor, &stored.chunk).map_err(fail)?;
+        match (of, owner.of) {
+            (Some(_), Some((tensor, stored))) => {
+                checkpoint.opened(item, archive, tensor, &stored.chunk).map_err(fail)?;
             }
             (None, None) => {}
             _ => {
@@ -269,44 +251,6 @@ fn check_item(
         }
     }
     Ok(())
-}
-
-/// Checks the checksum beside a file, and that it is of this item.
-fn check_sum(
-    checkpoint: &Checkpoint,
-    item: &Item,
-    owners: &[Owner<'_>],
-    bytes: &[u8],
-    sums: &FxHashMap<u64, Sum>,
-) -> Result<(), CheckpointError> {
-    let key = owners[0].key;
-    let fail = |why: String| checkpoint.in_item(Broken::at(0, why), key, item);
-    let Some(sum) = sums.get(&item.offset) else {
-        return Err(fail("the file of checksums has none of this item".into()));
-    };
-    let is_it = |owner: &Owner<'_>| {
-        let offsets = owner.of.map(|it| it.1.chunk.offsets.to_vec());
-        owner.key == sum.key && offsets == sum.offsets
-    };
-    if !owners.iter().any(is_it) || sum.len != item.len {
-        let of = sum.offsets.as_ref().map_or(String::new(), |it| format!(" {it:?}"));
-        return Err(fail(format!(
-            "the file of checksums has `{}`{of} of {} bytes here: it is of another save or another file",
-            sum.key, sum.len
-        )));
-    }
-    let found = crc32(bytes);
-    match found == sum.crc32 {
-        true => Ok(()),
-        false => Err(CheckpointError::Checksum {
-            path: checkpoint.file_path(item.file).to_path_buf(),
-            key: key.to_string(),
-            at: item.offset,
-            len: item.len,
-            found,
-            expect: sum.crc32,
-        }),
-    }
 }
 
 impl Problem {

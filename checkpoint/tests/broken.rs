@@ -70,14 +70,16 @@ fn written(test: &str) -> PathBuf {
             let item = Item { file, offset: at, len, encoding: Encoding::Plain };
             let chunk = Chunk { offsets: [start, 0][..].into(), sizes: [3, 2][..].into() };
             tensor.chunks.push(StoredChunk { chunk, item });
-            let crc32 = sums::crc32_of_item(&head, data.len() as u64, crc32(&data), &tail);
-            all.push(Sum { key: key.clone(), offsets: Some(vec![start, 0]), at, len, crc32 });
-            bytes.extend([head, data, tail].concat());
+            let item = [head, data, tail].concat();
+            let (crc32, offsets, pieces) = (crc32(&item), Some(vec![start, 0]), Vec::new());
+            all.push(Sum { key: key.clone(), offsets, at, len, crc32, pieces });
+            bytes.extend(item);
         }
         if file == 0 {
             let item = object_item(&Value::Float(0.5));
             let (offset, len) = (bytes.len() as u64, item.len() as u64);
-            all.push(Sum { key: "lr".into(), offsets: None, at: offset, len, crc32: crc32(&item) });
+            let (key, crc32, pieces) = ("lr".to_string(), crc32(&item), Vec::new());
+            all.push(Sum { key, offsets: None, at: offset, len, crc32, pieces });
             let item_at = Item { file, offset, len, encoding: Encoding::Plain };
             let object = StoredObject { item: item_at, path: vec![PathPart::Key("lr".into())] };
             index.objects.insert("lr".into(), object);
@@ -349,9 +351,13 @@ fn differences_are_counted() {
     let all = |_: &str| true;
     let open = |it: &Path| Checkpoint::open(it).unwrap();
     assert!(diff(&open(&a), &open(&b), all).unwrap().is_empty());
-    // Row 4 of `w`: 8 becomes 10.5.
-    let at = (ITEM + DATA) as usize + 8;
-    edit(&b, SECOND, |it| it[at..at + 4].copy_from_slice(&10.5f32.to_le_bytes()));
+    // Row 4 of `w`: 8 becomes 10.5, and the item has the checksum of that.
+    without_sums(&b);
+    let mut data = rows(3, 3);
+    data[8..12].copy_from_slice(&10.5f32.to_le_bytes());
+    let (head, tail) = tensor_item(StoredType::F32, &[3, 2], crc32(&data));
+    let item = [head, data, tail].concat();
+    edit(&b, SECOND, |it| it[ITEM as usize..][..item.len()].copy_from_slice(&item));
     let mut index = index_of(&b);
     let mut v = index.tensors.remove("v").unwrap();
     v.path.clear();

@@ -5,7 +5,6 @@ use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use crc32fast::Hasher;
 use rustix::fs::{Advice, fadvise};
 
 use super::folder::{StepFolder, file_name, write_synced};
@@ -13,7 +12,7 @@ use super::{Content, FileItem};
 use crate::archive::tensor_item;
 use crate::dtype::StoredType;
 use crate::error::CheckpointError;
-use crate::sums::{self, Sum};
+use crate::sums::{self, Sum, Summing};
 
 /// What is gathered before it is written; larger pieces go straight to the file.
 const BUFFER: usize = 1 << 20;
@@ -57,10 +56,12 @@ impl ShardFile {
         data: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), E>,
     ) -> Result<(), E> {
         assert_eq!(self.end(), item.at, "`{}` is not the next item", item.key);
-        let crc32 = match &item.content {
+        let (crc32, pieces) = match &item.content {
             Content::Object(bytes) => {
                 self.append(bytes)?;
-                sums::crc32(bytes)
+                let mut sums = Summing::new(0);
+                sums.update(bytes);
+                sums.finish(&[])
             }
             Content::Scalar(it) => {
                 self.tensor(it.dtype, &[], |write| write(&it.bytes).map_err(E::from))?
@@ -73,33 +74,32 @@ impl ShardFile {
             Content::Scalar(_) => Some(Vec::new()),
             Content::Shard { local, .. } => Some(local.chunk.offsets.to_vec()),
         };
-        self.sums.push(Sum { key: item.key.clone(), offsets, at: item.at, len: item.len, crc32 });
+        let (key, at, len) = (item.key.clone(), item.at, item.len);
+        self.sums.push(Sum { key, offsets, at, len, crc32, pieces });
         Ok(())
     }
 
-    /// Adds a tensor; the checksum of its item.
+    /// Adds a tensor; the checksums of its item and of the pieces of it.
     fn tensor<E: From<CheckpointError>>(
         &mut self,
         dtype: StoredType,
         sizes: &[u64],
         data: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>) -> Result<(), E>,
-    ) -> Result<u32, E> {
+    ) -> Result<(u32, Vec<u32>), E> {
         // The header has the checksum of what follows it, so that it is written last.
         let (head, _) = tensor_item(dtype, sizes, 0);
         let start = self.end();
         self.append(&head)?;
-        let mut sum = Hasher::new();
-        let mut len = 0;
+        let mut sums = Summing::new(head.len() as u64);
         data(&mut |bytes| {
-            sum.update(bytes);
-            len += bytes.len() as u64;
+            sums.update(bytes);
             self.append(bytes)
         })?;
-        let sum = sum.finalize();
-        let (head, tail) = tensor_item(dtype, sizes, sum);
+        let (head, tail) = tensor_item(dtype, sizes, sums.crc32());
+        sums.update(&tail);
         self.append(&tail)?;
         self.replace(start, &head)?;
-        Ok(sums::crc32_of_item(&head, len, sum, &tail))
+        Ok(sums.finish(&head))
     }
 
     /// Puts it on disk: first all items, then their checksums, which say that it is there.

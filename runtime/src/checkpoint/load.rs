@@ -658,7 +658,6 @@ impl Rank {
                 ahead += bytes.max(volume(&local.chunk));
             }
             ahead = ahead.saturating_sub(n);
-            files.checkpoint.check_sums(key, &local.chunk)?;
             match entry.source {
                 Source::Buffer(buffer) => {
                     let mut fetch = |chunk: &Chunk, out: &mut [u8]| {
