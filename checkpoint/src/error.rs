@@ -2,6 +2,7 @@
 //!
 //! Values, not text: the CLI turns them into reports and finds [`CheckpointError::code`] in its table.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// See the [module docs](self).
@@ -123,6 +124,42 @@ pub enum CheckpointError {
         /// How many in each dim.
         sizes: Vec<u64>,
     },
+    /// A folder of checkpoints that another run saves into.
+    #[error("{0}; stop that process, or wait until it ends, or save into another folder")]
+    Locked(Box<LockHolder>),
+    /// A folder of checkpoints that this run saved into, and another has taken over.
+    #[error(
+        "this run no longer holds the lock of `{}`{}; it writes nothing more there",
+        path.display(), to.as_ref().map_or(String::new(), |it| format!(": {it}"))
+    )]
+    LockLost {
+        /// The folder.
+        path: PathBuf,
+        /// The run that has the lock, if any has.
+        to: Option<Box<LockHolder>>,
+    },
+}
+
+/// A run that saves into a folder of checkpoints.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LockHolder {
+    /// The folder.
+    pub path: PathBuf,
+    /// The id of the run.
+    pub run: String,
+    /// The user that started it.
+    pub user: String,
+    /// The machine on which its rank 0 runs.
+    pub host: String,
+    /// The process of its rank 0.
+    pub pid: u32,
+}
+
+impl fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let LockHolder { path, run, user, host, pid } = self;
+        write!(f, "`{}` is locked by run {run} of {user}, process {pid} on {host}", path.display())
+    }
 }
 
 fn of(key: &Option<String>) -> String {
@@ -147,6 +184,8 @@ impl CheckpointError {
             CheckpointError::NoKey { .. } => "PL0707",
             CheckpointError::Cover { .. } => "PL0708",
             CheckpointError::Outside { .. } => "PL0709",
+            CheckpointError::Locked(_) => "PL0712",
+            CheckpointError::LockLost { .. } => "PL0713",
         }
     }
 }

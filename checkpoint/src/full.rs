@@ -33,11 +33,12 @@ use crate::metadata::{
 use crate::open::{Checkpoint, is_count, whole};
 use crate::pickle::Value;
 use crate::save::folder::{StepFolder, file_name, run_id};
-use crate::save::{Content, FileItem, ShardFile};
+use crate::save::{Content, FileItem, FolderLock, ShardFile};
 
 /// A checkpoint that one process writes, tensor by tensor, each whole.
 #[derive(Debug)]
 pub struct Writer {
+    lock: FolderLock,
     folder: Unfinished,
     file: ShardFile,
     metadata: Metadata,
@@ -61,15 +62,16 @@ impl Writer {
     /// Starts the checkpoint of a step in `root`.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If another run saves into the folder, or the system refuses.
     pub fn create(root: &Path, step: u64) -> Result<Writer, CheckpointError> {
-        let folder = StepFolder::new(root, step, &run_id());
+        let lock = FolderLock::acquire(root, &run_id(), &mut |_| ())?;
+        let folder = StepFolder::new(root, step, lock.run());
         folder.create()?;
         let folder = Unfinished(folder);
         let file = ShardFile::create(&folder.0, 0)?;
         let save_id = Some(folder.0.save_id());
         let metadata = Metadata { files: vec![file_name(0)], save_id, ..Metadata::default() };
-        Ok(Writer { folder, file, metadata, at: 0 })
+        Ok(Writer { lock, folder, file, metadata, at: 0 })
     }
 
     /// Adds a tensor, whose keys all name the same bytes.
@@ -135,11 +137,12 @@ impl Writer {
     /// # Errors
     /// If the system refuses; nothing has changed then.
     pub fn finish(self) -> Result<(), CheckpointError> {
-        let Writer { folder, file, metadata, .. } = self;
+        let Writer { lock, folder, file, metadata, .. } = self;
         file.finish()?;
         let mut index = Vec::new();
         metadata.write(&mut index).expect("memory takes what is written");
-        folder.0.commit(&index, None)
+        folder.0.commit(&lock, &index, None, &[])?;
+        Ok(())
     }
 }
 

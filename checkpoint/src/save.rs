@@ -11,8 +11,12 @@
 //!
 //! A shard that is several boxes is several items. What several coordinates hold, one of them writes.
 
+pub(crate) mod disk;
 pub mod folder;
+pub mod lock;
 mod shard;
+#[cfg(test)]
+mod turns;
 
 use ir::checkpoint::{CheckpointLayout, Optimizer, ParamGroup};
 use ir::placement::{Chunk, LocalBox};
@@ -26,6 +30,7 @@ use crate::metadata::{
 use crate::pickle::Value;
 
 pub use folder::{Progress, StepFolder, run_id};
+pub use lock::FolderLock;
 pub use shard::ShardFile;
 
 /// What is saved besides tensors, the same on all ranks.

@@ -266,7 +266,9 @@ impl Problem {
             CheckpointError::NoCheckpoint { .. }
             | CheckpointError::Io { .. }
             | CheckpointError::NoKey { .. }
-            | CheckpointError::Outside { .. } => (None, None),
+            | CheckpointError::Outside { .. }
+            | CheckpointError::Locked(_)
+            | CheckpointError::LockLost { .. } => (None, None),
         };
         let folder = format!("{}/", checkpoint.folder().display());
         Problem {

@@ -95,10 +95,12 @@ fn open(path: &Path) -> Outcome<Checkpoint> {
 
 /// An error of a checkpoint as the user sees it.
 pub fn failure(error: &CheckpointError) -> Box<Failure> {
+    let text = clean(&error.to_string());
     let help = match error {
-        CheckpointError::NoCheckpoint { .. } | CheckpointError::Io { .. } => {
+        CheckpointError::NoCheckpoint { .. } | CheckpointError::Io { what: "read", .. } => {
             "a checkpoint is a folder with `.metadata`, one whose `latest` names it, or safetensors files"
         }
+        CheckpointError::Io { .. } => WRITING,
         CheckpointError::Index { .. } | CheckpointError::Item { .. } => {
             "`planc ckpt verify` lists all that is wrong; copy the checkpoint again, or use an older one"
         }
@@ -111,9 +113,18 @@ pub fn failure(error: &CheckpointError) -> Box<Failure> {
             "a file of the checkpoint, or the index of a rank, is missing; `planc ckpt verify` says more"
         }
         CheckpointError::Outside { .. } => "`planc ckpt ls` lists all shapes",
+        CheckpointError::Locked(_) | CheckpointError::LockLost { .. } => {
+            // What would fix it is the last part of the message.
+            let (what, fix) = text.rsplit_once("; ").unwrap_or((&text, ""));
+            return Failure::new(error.code(), what).help(fix);
+        }
     };
-    Failure::new(error.code(), clean(&error.to_string())).help(help)
+    Failure::new(error.code(), text).help(help)
 }
+
+/// What to do about a file that cannot be written.
+pub const WRITING: &str = "`df -h` and `df -i` show the space that is left, `ls -ld` who may write there; a quota, or \
+                           a limit of `ulimit -f`, ends writing too";
 
 /// `[0,3) x [0,2)`.
 fn box_text(chunk: &ir::placement::Chunk) -> String {

@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
 
+use ::checkpoint::CheckpointError;
 use ir::plan::Plan;
 use runtime::{Place, RunError, TokenWidth, TraceOptions, TrainOptions};
 
@@ -195,6 +196,20 @@ impl Args {
     }
 }
 
+/// Whether a file of a checkpoint could not be written.
+fn is_of_writing(error: &RunError) -> bool {
+    match error {
+        RunError::Checkpoint(it) => {
+            matches!(&**it, CheckpointError::Io { what, .. } if *what != "read")
+        }
+        // The rank may be of another process, from which only text comes.
+        RunError::NotSaved { why, .. } => {
+            why.starts_with("cannot ") && !why.starts_with("cannot read")
+        }
+        _ => false,
+    }
+}
+
 /// An error of the runtime, as the user sees it.
 pub fn failure(error: &RunError, input: &Path) -> Box<Failure> {
     if error.is_bug() {
@@ -207,6 +222,9 @@ pub fn failure(error: &RunError, input: &Path) -> Box<Failure> {
     // Keys are text out of files.
     let lines: Vec<String> = error.to_string().lines().map(clean).collect();
     let message = input::without_errno(&lines.join("\n"));
+    if is_of_writing(error) {
+        return Failure::new(error.code(), message).help(crate::ckpt::WRITING);
+    }
     // What would fix it is the last part of the message.
     match message.rsplit_once("; ") {
         Some((what, fix)) => Failure::new(error.code(), what).help(fix),

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use checkpoint::save::Position;
-use checkpoint::save::folder::{checkpoints, newest, step_name};
-use checkpoint::save::run_id;
+use checkpoint::save::folder::{checkpoints, newest, remove_leftovers, step_name};
+use checkpoint::save::{FolderLock, run_id};
 use ir::checkpoint::CheckpointLayout;
 use ir::plan::{Plan, Role};
 use ir::random::stream_key;
@@ -155,7 +155,7 @@ pub fn train(
     check_batch(plan)?;
     // Ranks meet first: what goes wrong on one of them then ends all.
     let hosted = options.place.host(plan, &facts(plan, options))?;
-    let start = match Start::of(plan, options, &hosted) {
+    let start = match Start::of(plan, options, &hosted, &mut on_event) {
         Ok(start) => start,
         Err(error) => return Err(hosted.fail(error)),
     };
@@ -208,12 +208,19 @@ struct Start {
     data: Data,
     /// The same on all ranks, and differs between runs.
     run: String,
+    /// The lock of the folder to save into, in the process of rank 0.
+    lock: Option<FolderLock>,
     /// Steps that were saved into the folder and are no part of what this run goes on from.
     abandoned: Vec<u64>,
 }
 
 impl Start {
-    fn of(plan: &Plan, options: &TrainOptions, hosted: &Hosted) -> Result<Start, RunError> {
+    fn of(
+        plan: &Plan,
+        options: &TrainOptions,
+        hosted: &Hosted,
+        on_event: &mut dyn FnMut(Event<'_>),
+    ) -> Result<Start, RunError> {
         let first = &hosted.ranks[0];
         let run = match first.threads {
             true => run_id(),
@@ -222,6 +229,16 @@ impl Start {
                     first.control.broadcast((first.rank == 0).then(|| run_id().into_bytes()))?;
                 String::from_utf8_lossy(&sent).into_owned()
             }
+        };
+        // Before anybody looks at what is there.
+        let lock = match &options.save {
+            Some(save) if first.rank == 0 => {
+                let mut told = |it: String| on_event(Event::Warning(&it));
+                let lock = FolderLock::acquire(&save.folder, &run, &mut told)?;
+                remove_leftovers(&lock, None)?;
+                Some(lock)
+            }
+            _ => None,
         };
         let load = match (&options.load, options.resume) {
             (Some(load), true) => resumed(load, first)?,
@@ -248,7 +265,7 @@ impl Start {
         };
         let steps = options.steps(plan).saturating_sub(position.step);
         data.check_steps(position.sample / plan.run.global_batch + steps)?;
-        Ok(Start { position, loaded, data, run, abandoned })
+        Ok(Start { position, loaded, data, run, lock, abandoned })
     }
 
     /// What is saved from here on.
@@ -319,7 +336,7 @@ fn agree(rank: &HostedRank, loaded: &Loaded) -> Result<(), RunError> {
 
 fn run(
     session: &Session,
-    start: Start,
+    mut start: Start,
     options: &TrainOptions,
     mut trace: Option<&mut Trace<'_>>,
     on_event: &mut dyn FnMut(Event<'_>),
@@ -327,8 +344,9 @@ fn run(
     let plan = session.plan();
     let mut saver = match &options.save {
         Some(save) => {
-            let (layout, run) = (Arc::new(start.layout(plan)?), start.run.clone());
-            let mut saver = Saver::new(session, layout, run, save, options.place.timeout)?;
+            let layout = Arc::new(start.layout(plan)?);
+            let held = (start.run.clone(), start.lock.take());
+            let mut saver = Saver::new(session, layout, held, save, options.place.timeout)?;
             saver.abandon(start.abandoned.clone());
             Some(saver)
         }
@@ -409,7 +427,13 @@ fn is_same_folder(a: &Path, b: &Path) -> bool {
 
 fn tell(saved: Saved, on_event: &mut dyn FnMut(Event<'_>)) {
     match saved {
-        Saved::Done(report) => on_event(Event::Saved(&report)),
+        Saved::Done(report) => {
+            on_event(Event::Saved(&report));
+            for it in &report.left {
+                let what = "an older checkpoint is still there";
+                on_event(Event::Warning(&format!("{what}: {it} [{}]", it.code())));
+            }
+        }
         Saved::Failed(error) => on_event(Event::Warning(&format!("{error} [{}]", error.code()))),
         Saved::Skipped(step) => {
             let why = "the one before is still being written";

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use checkpoint::Checkpoint;
 use checkpoint::save::folder::{wait_for_commit, wait_for_ranks};
-use checkpoint::save::{Progress, StepFolder};
+use checkpoint::save::{FolderLock, Progress, StepFolder};
 use runtime::{OnFailure, RunError, SaveOptions, TrainOptions};
 
 use crate::harness::*;
@@ -45,7 +45,9 @@ fn a_checkpoint_that_was_aside_goes_back() {
             fs::write(root.join(step).join(".metadata"), "after").unwrap();
         }
     }
-    StepFolder::new(&root, 9, "c0ffee00").remove_leftovers().unwrap();
+    let lock = FolderLock::acquire(&root, "c0ffee00", &mut |_| ()).unwrap();
+    StepFolder::new(&root, 9, "c0ffee00").remove_leftovers(&lock).unwrap();
+    drop(lock);
     assert_eq!(names(&root), ["step-7", "step-8"]);
     let index = |step: &str| fs::read_to_string(root.join(step).join(".metadata")).unwrap();
     assert_eq!([index("step-7"), index("step-8")], ["after", "before"]);
@@ -117,6 +119,22 @@ fn never() -> Option<String> {
     None
 }
 
+/// A process that ended between the rename and `latest`.
+#[test]
+fn the_newest_step_is_what_a_run_goes_on_from() {
+    let folder = folder("between");
+    let plan = compile(SMALL, "2", &[]);
+    train(&plan, &options(3, saving(&folder, 1).unwrap()));
+    fs::write(folder.join("latest"), "step-2").unwrap();
+    fs::create_dir(folder.join(".step-4.0badcafe.tmp")).unwrap();
+    let load = loading(&folder);
+    let again = TrainOptions { load, resume: true, ..options(3, saving(&folder, 1).unwrap()) };
+    let resumed = train(&plan, &again);
+    assert_eq!(resumed.loaded.unwrap().step, 3);
+    // There was nothing to train and nothing to save, and the leftovers are gone.
+    assert_eq!(names(&folder), ["latest", "step-1", "step-2", "step-3"]);
+}
+
 /// Ranks of several processes hear of each other through the folder alone.
 #[test]
 fn ranks_of_other_processes_are_waited_for() {
@@ -142,6 +160,7 @@ fn ranks_of_other_processes_are_waited_for() {
 #[test]
 fn the_others_go_on_when_rank_0_has_committed() {
     let root = folder("commit");
+    let lock = FolderLock::acquire(&root, "c0ffee00", &mut |_| ()).unwrap();
     let folder = StepFolder::new(&root, 4, "c0ffee00");
     folder.create().unwrap();
     assert_eq!(folder.outcome(1), None);
@@ -149,9 +168,10 @@ fn the_others_go_on_when_rank_0_has_committed() {
     wait_for_ranks(&folder, 1, Duration::MAX, &never).unwrap();
     std::thread::scope(|scope| {
         let other = scope.spawn(|| wait_for_commit(&folder, 1, Duration::MAX, &never));
-        folder.commit(b"index", None).unwrap();
+        assert_eq!(folder.commit(&lock, b"index", None, &[]), Ok(vec![]));
         assert_eq!(other.join().unwrap(), Ok(()));
     });
+    drop(lock);
     assert_eq!(names(&root), ["latest", "step-4"]);
     let abandoned = StepFolder::new(&root, 5, "c0ffee00");
     abandoned.create().unwrap();

@@ -8,21 +8,28 @@
 //!        .metadata              there when all files are
 //! ckpt/step-50/                 the same folder, renamed
 //! ckpt/latest                   `step-50`
+//! ckpt/.step-40.1f3a09c2.tmp.tmp   a checkpoint that is replaced or removed, and may still go back
+//! ckpt/.step-40..1f3a09c2.gone     one that does not
 //! ```
 //!
 //! Ranks need no connection but this file system. Rank 0 waits for the others, writes the index, renames
 //! the folder, and only then points `latest` to it and removes older checkpoints. Whatever ends a run at
-//! whatever point, `latest` names a complete checkpoint.
+//! whatever point, the newest step that is there is complete, and is the one to go on from ([`newest`]).
+//!
+//! Rank 0 holds the [`FolderLock`] and asks it before each change. It may lose the lock between the question and
+//! the change, if it stood still for long. So nothing is removed under the name at which another run may look for it:
+//! what goes is renamed, and goes back if the lock is lost by then.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ir::random::stream_key;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
 
+use super::disk;
+use super::lock::FolderLock;
 use crate::error::CheckpointError;
 
 /// The index of a checkpoint.
@@ -92,16 +99,18 @@ pub fn checkpoints(root: &Path) -> Result<Vec<u64>, CheckpointError> {
     Ok(res)
 }
 
-/// What to go on from in a folder: itself if `latest` names a checkpoint, or the newest where a process
-/// ended before it could say so.
+/// The checkpoint to go on from in a folder: the newest step, which `latest` does not name yet if a process ended
+/// before it could say so. Steps of a history that was given up go before `latest` moves.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the folder cannot be read.
 pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
-    if root.join(LATEST).exists() {
-        return Ok(Some(root.to_path_buf()));
+    match checkpoints(root)?.last() {
+        Some(&step) => Ok(Some(root.join(step_name(step)))),
+        // That it names nothing is an error for who opens it.
+        None if root.join(LATEST).exists() => Ok(Some(root.to_path_buf())),
+        None => Ok(None),
     }
-    Ok(checkpoints(root)?.last().map(|&it| root.join(step_name(it))))
 }
 
 /// Makes a folder of checkpoints, if need be, and finds out whether a rank can save into it.
@@ -109,20 +118,71 @@ pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
 /// # Errors
 /// If it cannot: what cannot be is better known before the first step than after the last.
 pub fn probe(root: &Path, run: &str, rank: u64) -> Result<(), CheckpointError> {
-    fs::create_dir_all(root).map_err(|it| CheckpointError::io("create", root, &it))?;
-    for name in [LATEST.to_string(), format!("{LATEST}.tmp")] {
-        let path = root.join(name);
-        if fs::symlink_metadata(&path).is_ok_and(|it| it.is_dir()) {
-            let (what, why) = ("write", "it is a folder".to_string());
-            return Err(CheckpointError::Io { what, path, why });
-        }
+    disk::create_folder(root).map_err(|it| CheckpointError::io("create", root, &it))?;
+    let path = root.join(LATEST);
+    if fs::symlink_metadata(&path).is_ok_and(|it| it.is_dir()) {
+        let (what, why) = ("write", "it is a folder".to_string());
+        return Err(CheckpointError::Io { what, path, why });
     }
     // By its name it is a leftover, should the process end here.
     let path = root.join(format!(".step-probe.{run}.{rank}.tmp"));
-    let fail = |it: std::io::Error| CheckpointError::io("write", &path, &it);
-    File::options().write(true).create_new(true).open(&path).map_err(fail)?;
+    disk::create_new(&path).map_err(|it| CheckpointError::io("write", &path, &it))?;
     remove(&path)
 }
+
+/// Removes what saves that came to nothing left behind, of this run and of others, but not the folder `except`. A
+/// checkpoint that was about to be replaced or removed goes back if there is no other of its step.
+///
+/// # Errors
+/// If the lock is lost, or the system refuses.
+pub fn remove_leftovers(lock: &FolderLock, except: Option<&Path>) -> Result<(), CheckpointError> {
+    let root = lock.root();
+    for name in names(root)? {
+        let path = root.join(&name);
+        if !name.starts_with(".step-") || except == Some(&path) {
+            continue;
+        }
+        let step = name[1..].split('.').next().unwrap_or_default();
+        let target = root.join(step);
+        if name.ends_with(".gone") {
+            lock.check()?;
+            remove(&path)?;
+        } else if name.ends_with(ASIDE)
+            && step_of(step).is_some()
+            && path.join(METADATA).exists()
+            && !target.exists()
+        {
+            lock.check()?;
+            match disk::rename(&path, &target) {
+                // A run that was taken for dead has removed it.
+                Err(it) if it.kind() != ErrorKind::NotFound => {
+                    return Err(CheckpointError::io("rename", &path, &it));
+                }
+                _ => (),
+            }
+        } else if name.ends_with(".tmp") {
+            discard(lock, &path)?;
+        }
+    }
+    Ok(())
+}
+
+/// Renames what goes, so that nobody takes it for what it was, and removes it.
+fn discard(lock: &FolderLock, path: &Path) -> Result<(), CheckpointError> {
+    let name = path.file_name().expect("it is in a folder").to_string_lossy();
+    let name = format!(".{}.{}.gone", name.trim_start_matches('.'), lock.run());
+    let gone = lock.root().join(name);
+    lock.check()?;
+    match disk::rename(path, &gone) {
+        // A run that was taken for dead has made it a checkpoint, or removed it.
+        Err(it) if it.kind() == ErrorKind::NotFound => Ok(()),
+        Err(it) => Err(CheckpointError::io("rename", path, &it)),
+        Ok(()) => remove(&gone),
+    }
+}
+
+/// The end of the name of a checkpoint that is aside, and may go back.
+const ASIDE: &str = ".tmp.tmp";
 
 impl StepFolder {
     /// The checkpoint of a step in `root`, written by the run `run`.
@@ -148,27 +208,12 @@ impl StepFolder {
     /// Makes the folder, which other ranks may have done.
     pub fn create(&self) -> Result<(), CheckpointError> {
         let path = self.temporary();
-        fs::create_dir_all(&path).map_err(|it| CheckpointError::io("create", &path, &it))
+        disk::create_folder(&path).map_err(|it| CheckpointError::io("create", &path, &it))
     }
 
-    /// Removes what saves that came to nothing left behind, of this run and of others; but a checkpoint that
-    /// was aside when its process ended goes back.
-    pub fn remove_leftovers(&self) -> Result<(), CheckpointError> {
-        for name in names(&self.root)? {
-            let path = self.root.join(&name);
-            let Some(inner) = name.strip_prefix('.').and_then(|it| it.strip_suffix(".tmp")) else {
-                continue;
-            };
-            let step = inner.split('.').next().unwrap_or_default();
-            let target = self.root.join(step);
-            if inner.ends_with(".tmp") && step_of(step).is_some() && !target.exists() {
-                fs::rename(&path, &target)
-                    .map_err(|it| CheckpointError::io("rename", &path, &it))?;
-            } else if inner.starts_with("step-") && path != self.temporary() {
-                remove(&path)?;
-            }
-        }
-        Ok(())
+    /// Removes what other saves left behind; see [`remove_leftovers`].
+    pub fn remove_leftovers(&self, lock: &FolderLock) -> Result<(), CheckpointError> {
+        remove_leftovers(lock, Some(&self.temporary()))
     }
 
     /// Says that this rank's part will not come.
@@ -211,62 +256,116 @@ impl StepFolder {
         }
     }
 
-    /// Makes what all have written a checkpoint: index, rename, `latest`; then removes all but the newest
-    /// `keep`.
-    pub fn commit(&self, metadata: &[u8], keep: Option<u64>) -> Result<(), CheckpointError> {
+    /// Makes what all have written a checkpoint: index, rename, `latest`. Then the checkpoints of the steps
+    /// `abandoned` go, and all but the newest `keep`. Returns what could not be removed.
+    ///
+    /// # Errors
+    /// If there is no checkpoint for it, or the lock is lost.
+    pub fn commit(
+        &self,
+        lock: &FolderLock,
+        metadata: &[u8],
+        keep: Option<u64>,
+        abandoned: &[u64],
+    ) -> Result<Vec<CheckpointError>, CheckpointError> {
         let (from, to) = (self.temporary(), self.target());
+        let mut left = Vec::new();
         write_synced(&from.join(METADATA), metadata)?;
+        lock.check()?;
         if to.exists() {
             if !to.join(METADATA).exists() {
                 let (what, why) = ("replace", "it is no checkpoint".to_string());
                 return Err(CheckpointError::Io { what, path: to, why });
             }
             // What was saved before is there until what replaces it is.
-            exchange(&from, &to)?;
+            let old = self.exchange(lock)?;
             sync_folder(&self.root)?;
-            remove(&from)?;
+            note(&mut left, discard(lock, &old))?;
         } else {
-            fs::rename(&from, &to).map_err(|it| CheckpointError::io("rename", &from, &it))?;
+            rename(&from, &to)?;
         }
         sync_folder(&self.root)?;
-        write_synced(&self.root.join(LATEST), self.name.as_bytes())?;
-        match keep {
-            Some(keep) => self.remove_older(keep.max(1)),
-            None => Ok(()),
+        // Before `latest` moves: until then, the newest step is what a run goes on from.
+        note(&mut left, self.remove_steps(lock, abandoned))?;
+        let part = self.root.join(format!(".step-{LATEST}.{}.tmp", self.run));
+        fill(&part, self.name.as_bytes())?;
+        lock.check()?;
+        rename(&part, &self.root.join(LATEST))?;
+        sync_folder(&self.root)?;
+        if let Some(keep) = keep {
+            note(&mut left, self.remove_older(lock, keep.max(1)))?;
         }
+        Ok(left)
+    }
+
+    /// Puts the folder where a checkpoint is, and says where that one is now.
+    fn exchange(&self, lock: &FolderLock) -> Result<PathBuf, CheckpointError> {
+        let (from, to) = (self.temporary(), self.target());
+        if disk::exchange(&from, &to).is_ok() {
+            return Ok(from);
+        }
+        // NFS cannot: the checkpoint is aside for a moment.
+        let aside = self.aside(&self.name);
+        self.put_aside(lock, &to, &aside)?;
+        rename(&from, &to).inspect_err(|_| _ = rename(&aside, &to))?;
+        Ok(aside)
+    }
+
+    /// Where a checkpoint goes that may go back.
+    fn aside(&self, name: &str) -> PathBuf {
+        self.root.join(format!(".{name}.{}{ASIDE}", self.run))
+    }
+
+    /// Renames a checkpoint, unless another run has got the lock and it may be of that.
+    fn put_aside(
+        &self,
+        lock: &FolderLock,
+        path: &Path,
+        aside: &Path,
+    ) -> Result<(), CheckpointError> {
+        lock.check()?;
+        rename(path, aside)?;
+        lock.check().inspect_err(|_| _ = rename(aside, path))
     }
 
     /// Removes what was written so far.
     pub fn abandon(&self) {
-        // If even that fails, the next run's first save removes it.
-        let _ = fs::remove_dir_all(self.temporary());
+        // If even that fails, the next run removes it.
+        let _ = disk::remove(&self.temporary());
     }
 
     /// Removes all checkpoints but the newest `keep`, of which this one is.
-    fn remove_older(&self, keep: u64) -> Result<(), CheckpointError> {
+    fn remove_older(&self, lock: &FolderLock, keep: u64) -> Result<(), CheckpointError> {
         let this = step_of(&self.name).expect("it is the name of a step");
         let mut steps = checkpoints(&self.root)?;
         steps.retain(|&it| it < this);
         steps.truncate((steps.len() + 1).saturating_sub(keep as usize));
-        self.remove_steps(&steps)
+        self.remove_steps(lock, &steps)
     }
 
     /// Removes the checkpoints of other steps.
-    ///
-    /// # Errors
-    /// If the system refuses.
-    pub fn remove_steps(&self, steps: &[u64]) -> Result<(), CheckpointError> {
+    fn remove_steps(&self, lock: &FolderLock, steps: &[u64]) -> Result<(), CheckpointError> {
         for name in steps.iter().map(|&it| step_name(it)).filter(|it| *it != self.name) {
-            let old = self.root.join(&name);
+            let (old, aside) = (self.root.join(&name), self.aside(&name));
             if old.join(METADATA).exists() {
-                // Under a name that says that it is incomplete.
-                let away = self.root.join(format!(".{name}.{}.tmp", self.run));
-                fs::rename(&old, &away).map_err(|it| CheckpointError::io("rename", &old, &it))?;
-                remove(&away)?;
+                self.put_aside(lock, &old, &aside)?;
+                discard(lock, &aside)?;
             }
         }
         Ok(())
     }
+}
+
+/// Keeps what could not be removed, which is no reason to stop. That the lock is lost is one.
+fn note(
+    left: &mut Vec<CheckpointError>,
+    done: Result<(), CheckpointError>,
+) -> Result<(), CheckpointError> {
+    match done {
+        Err(it @ CheckpointError::LockLost { .. }) => return Err(it),
+        it => left.extend(it.err()),
+    }
+    Ok(())
 }
 
 /// Waits until all ranks have written their parts, `limit` at most without any new one. `ended` gives a
@@ -331,45 +430,39 @@ pub fn wait_for_commit(
     }
 }
 
-/// A file with its final content or not at all, on disk.
+/// Writes a file that has its final content or is not there, on disk.
 pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
     let mut part = path.as_os_str().to_owned();
     part.push(".tmp");
     let part = PathBuf::from(part);
-    let fail = |it: std::io::Error| CheckpointError::io("write", path, &it);
-    // A link of that name may lead anywhere.
-    remove(&part)?;
-    let mut file = File::options().write(true).create_new(true).open(&part).map_err(fail)?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(fail)?;
-    fs::rename(&part, path).map_err(fail)?;
+    fill(&part, bytes)?;
+    rename(&part, path).inspect_err(|_| _ = remove(&part))?;
     sync_folder(path.parent().expect("a file is in a folder"))
 }
 
-fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
-    let synced = File::open(path).and_then(|it| it.sync_all());
+/// Writes a new file, on disk.
+fn fill(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
+    // A link of that name may lead anywhere.
+    remove(path)?;
+    let written = disk::create_new(path).and_then(|mut it| disk::fill(&mut it, bytes));
+    written.map_err(|it| {
+        let _ = disk::remove(path);
+        CheckpointError::io("write", path, &it)
+    })
+}
+
+pub(crate) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
+    let synced = File::open(path).and_then(|it| disk::sync(&it));
     synced.map_err(|it| CheckpointError::io("write", path, &it))
 }
 
-/// Swaps two folders in one step, where the file system can. Else (NFS) `b` is aside for a moment, under a name that
-/// [`StepFolder::remove_leftovers`] knows.
-fn exchange(a: &Path, b: &Path) -> Result<(), CheckpointError> {
-    if renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE).is_ok() {
-        return Ok(());
-    }
-    let mut aside = a.as_os_str().to_owned();
-    aside.push(".tmp");
-    let aside = PathBuf::from(aside);
-    let rename = |from: &Path, to: &Path| {
-        fs::rename(from, to).map_err(|it| CheckpointError::io("rename", from, &it))
-    };
-    rename(b, &aside)?;
-    rename(a, b).inspect_err(|_| _ = rename(&aside, b))?;
-    rename(&aside, a)
+fn rename(from: &Path, to: &Path) -> Result<(), CheckpointError> {
+    disk::rename(from, to).map_err(|it| CheckpointError::io("rename", from, &it))
 }
 
 /// Names of what is in a folder.
 fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
-    let fail = |it: std::io::Error| CheckpointError::io("read", folder, &it);
+    let fail = |it: io::Error| CheckpointError::io("read", folder, &it);
     let entries = fs::read_dir(folder).map_err(fail)?;
     let names = entries.map(|it| Ok(it.map_err(fail)?.file_name().to_string_lossy().into_owned()));
     names.collect()
@@ -377,13 +470,7 @@ fn names(folder: &Path) -> Result<Vec<String>, CheckpointError> {
 
 /// Removes a folder with all that is in it, a file, or a link.
 fn remove(path: &Path) -> Result<(), CheckpointError> {
-    let is_folder = fs::symlink_metadata(path).is_ok_and(|it| it.is_dir());
-    match if is_folder { fs::remove_dir_all(path) } else { fs::remove_file(path) } {
-        Err(it) if it.kind() != ErrorKind::NotFound => {
-            Err(CheckpointError::io("remove", path, &it))
-        }
-        _ => Ok(()),
-    }
+    disk::remove(path).map_err(|it| CheckpointError::io("remove", path, &it))
 }
 
 #[cfg(test)]
@@ -415,11 +502,45 @@ mod tests {
         fs::create_dir(root.join("step-4")).unwrap();
         fs::write(root.join(".step-5.0badcafe.tmp"), "a file").unwrap();
         assert_eq!(checkpoints(&root).unwrap(), [1, 2, 10]);
+        let lock = FolderLock::acquire(&root, "c0ffee00", &mut |_| ()).unwrap();
         let new = StepFolder::new(&root, 11, "c0ffee00");
         new.create().unwrap();
-        new.remove_leftovers().unwrap();
-        new.commit(b"", Some(2)).unwrap();
+        new.remove_leftovers(&lock).unwrap();
+        assert_eq!(new.commit(&lock, b"", Some(2), &[]), Ok(vec![]));
+        drop(lock);
         assert_eq!(listed(&root), ["latest", "step-03", "step-10", "step-11", "step-4"]);
+    }
+
+    /// Something is where the old checkpoint goes before it is removed.
+    #[test]
+    fn a_checkpoint_is_saved_though_an_older_one_stays() {
+        let root = folder("stays");
+        let lock = FolderLock::acquire(&root, "c0ffee00", &mut |_| ()).unwrap();
+        let save = |step: u64| {
+            let new = StepFolder::new(&root, step, "c0ffee00");
+            new.create().unwrap();
+            new.commit(&lock, b"", Some(1), &[])
+        };
+        assert_eq!(save(1), Ok(vec![]));
+        fs::create_dir_all(root.join(".step-1.c0ffee00.tmp.tmp/in the way")).unwrap();
+        let left = save(2).unwrap();
+        assert_eq!(left.len(), 1);
+        assert!(left[0].to_string().starts_with("cannot rename `"), "{}", left[0]);
+        assert_eq!(fs::read_to_string(root.join(LATEST)).unwrap(), "step-2");
+    }
+
+    /// What a process leaves that ended between the rename and `latest`, and what a folder says that has none.
+    #[test]
+    fn the_newest_step_counts_and_not_what_latest_says() {
+        let root = folder("newest");
+        assert_eq!(newest(&root), Ok(None));
+        fs::write(root.join(LATEST), "step-1").unwrap();
+        assert_eq!(newest(&root), Ok(Some(root.clone())));
+        for name in ["step-1", "step-2"] {
+            fs::create_dir(root.join(name)).unwrap();
+            fs::write(root.join(name).join(METADATA), "").unwrap();
+        }
+        assert_eq!(newest(&root), Ok(Some(root.join("step-2"))));
     }
 
     #[test]
@@ -438,9 +559,9 @@ mod tests {
         let root = folder("probe");
         probe(&root, "c0ffee00", 0).unwrap();
         assert!(listed(&root).is_empty());
-        fs::create_dir(root.join("latest.tmp")).unwrap();
+        fs::create_dir(root.join("latest")).unwrap();
         let error = probe(&root, "c0ffee00", 0).unwrap_err().to_string();
-        assert!(error.contains("probe/latest.tmp`: it is a folder"), "{error}");
+        assert!(error.contains("probe/latest`: it is a folder"), "{error}");
         fs::write(root.join("file"), "").unwrap();
         assert!(probe(&root.join("file"), "c0ffee00", 0).is_err());
     }

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use rustix::fs::{Advice, fadvise};
 
+use super::disk;
 use super::folder::{StepFolder, file_name, write_synced};
 use super::{Content, FileItem};
 use crate::archive::tensor_item;
@@ -39,7 +40,8 @@ impl ShardFile {
     /// Starts the file of a rank.
     pub fn create(folder: &StepFolder, rank: u64) -> Result<ShardFile, CheckpointError> {
         let path = folder.temporary().join(file_name(rank));
-        let file = File::create(&path).map_err(|it| CheckpointError::io("write", &path, &it))?;
+        let file = disk::gate().and_then(|()| File::create(&path));
+        let file = file.map_err(|it| CheckpointError::io("write", &path, &it))?;
         let (buffer, save) = (Vec::with_capacity(BUFFER), folder.save_id());
         Ok(ShardFile { file, path, buffer, written: 0, pushed: 0, sums: Vec::new(), save })
     }
@@ -105,7 +107,7 @@ impl ShardFile {
     /// Puts it on disk: first all items, then their checksums, which say that it is there.
     pub fn finish(mut self) -> Result<(), CheckpointError> {
         self.flush()?;
-        self.file.sync_all().map_err(|it| CheckpointError::io("write", &self.path, &it))?;
+        disk::sync(&self.file).map_err(|it| CheckpointError::io("write", &self.path, &it))?;
         let mut text = Vec::new();
         sums::write_head(&self.save, &mut text).expect("memory takes what is written");
         sums::write(&self.sums, &mut text).expect("memory takes what is written");
@@ -161,7 +163,7 @@ impl ShardFile {
     }
 
     fn write_at(&self, at: u64, bytes: &[u8]) -> Result<(), CheckpointError> {
-        let written = self.file.write_all_at(bytes, at);
+        let written = disk::gate().and_then(|()| self.file.write_all_at(bytes, at));
         written.map_err(|it| CheckpointError::io("write", &self.path, &it))
     }
 }

@@ -923,6 +923,25 @@ pub const CODES: &[Code] = &[
         fix: "Nothing, if they should differ; the exit code is for scripts.",
     },
     Code {
+        code: "PL0712",
+        title: "a folder that another run saves into",
+        text: "One run at a time saves into a folder of checkpoints: two would remove each other's. The run has the \
+               lock of the folder, the file `.lock`, which says whose process it is and on which machine. The lock \
+               of a process of this machine that has ended is taken over at once. Elsewhere the run is taken for \
+               dead once its heartbeat has stood still for 60 s.",
+        example: "A scheduler that starts a job again while the old process still lives.",
+        fix: "Wait until that process has ended, or end it. Or save into another folder.",
+    },
+    Code {
+        code: "PL0713",
+        title: "a run that lost the folder that it saves into",
+        text: "The process stood still for so long that another run took it for dead and took over the lock of the \
+               folder. It ends and writes nothing more there. What it had saved is as it was.",
+        example: "A process that was stopped with SIGSTOP, or a file system that gave no answer for a minute, while \
+                  the job was started again.",
+        fix: "Let the other run go on. If it is not wanted, end it, and start this one again with `--resume`.",
+    },
+    Code {
         code: "PL0750",
         title: "a state that no checkpoint holds",
         text: "A state that outlives a step is a partial value: what it stands for is the sum (or another \

@@ -158,6 +158,10 @@ fn a_file_that_cannot_grow_is_named() {
         let words = stderr.split_whitespace().collect::<Vec<&str>>().join(" ").replace(" | ", " ");
         assert!(words.contains("`ckpt/step-2` was not saved: rank"), "{stderr}");
         assert!(words.contains("_0.distcp`: File too large"), "{stderr}");
+        assert!(
+            words.contains("help: `df -h` and `df -i` show the space that is left"),
+            "{stderr}"
+        );
     }
     // It goes on after step 2; that the last is not there must be heard by who started it.
     for more in ["", "--async-save"] {
@@ -201,6 +205,123 @@ fn a_folder_has_the_checkpoints_of_one_run() {
     assert_eq!(steps(&folder), ["latest", "step-2"]);
     let ran = folder.planc("run model.ron --mesh 2 --save ckpt --resume --load ckpt");
     assert!(ran.code == 2 && ran.stderr.contains("cannot be used with"), "{}", ran.stderr);
+}
+
+/// Schedulers start a job again while the old process still lives.
+#[test]
+fn a_second_run_on_one_folder_is_refused_by_name() {
+    let folder = Folder::new("two_writers", &[]);
+    let run = "run model.ron --mesh 2 --save ckpt --save-every 1 --keep 2 --resume";
+    let mut first = Command::new(env!("CARGO_BIN_EXE_planc"))
+        .args(format!("{run} --steps 1000000").split_whitespace())
+        .current_dir(&folder.0)
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("planc starts");
+    while !folder.0.join("ckpt/latest").exists() {
+        assert!(first.try_wait().expect("it is a child").is_none(), "it runs on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let second = folder.planc(&format!("{run} --steps 2 --format json"));
+    let importing = folder.planc("ckpt import full none.safetensors -o ckpt");
+    first.kill().expect("it runs");
+    first.wait().expect("it has ended");
+    assert_eq!((second.code, second.stdout.contains("loss")), (1, false), "{}", second.stdout);
+    let report: Value = serde_json::from_str(&second.stderr).expect("one object");
+    assert_eq!(report["code"], "PL0712");
+    let message = report["message"].as_str().expect("text");
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("Linux has it");
+    assert!(message.starts_with("`ckpt` is locked by run "), "{message}");
+    assert!(
+        message.ends_with(&format!(", process {} on {}", first.id(), host.trim())),
+        "{message}"
+    );
+    assert_eq!(importing.code, 1);
+    // Its process has ended, so that the next goes on at once, and without a word.
+    assert!(folder.0.join("ckpt/.lock").exists());
+    let last = fs::read_to_string(folder.0.join("ckpt/latest")).expect("it was saved");
+    let last: u64 = last.strip_prefix("step-").expect("a step").parse().expect("a number");
+    let resumed = folder.works(&format!("{run} --steps {}", last + 2));
+    assert!(resumed.contains("resumed from ckpt/step-"), "{resumed}");
+    let left = names(&folder.0.join("ckpt"));
+    assert!(left.iter().all(|it| !it.starts_with('.')), "{left:?}");
+}
+
+/// Of the same size, and with an archive that is whole: what is beside it says what it should be.
+#[test]
+fn a_file_of_an_older_step_is_refused() {
+    let folder = Folder::new("older_step", &[]);
+    folder.works("run model.ron --mesh 2 --steps 2 --save ckpt --save-every 1");
+    let file = |step: u64| folder.0.join(format!("ckpt/step-{step}/__1_0.distcp"));
+    fs::copy(file(1), file(2)).expect("copied");
+    for command in [
+        "run model.ron --mesh 2 --steps 3 --load ckpt",
+        "run model.ron --mesh 4 --steps 3 --load ckpt",
+        "ckpt reshard ckpt --plan model.ron --mesh 4 -o out",
+        "ckpt export full ckpt -o full.safetensors",
+        "ckpt export hf ckpt -o hf",
+    ] {
+        check_refused(&folder, command, "__1_0.distcp");
+    }
+}
+
+/// A bit that flipped after it was saved on one rank is found by whoever reads the piece that it is in, and gets no
+/// fresh checksum. The file says nothing of pieces where an earlier version wrote it.
+#[test]
+fn a_flipped_bit_is_refused_on_any_mesh() {
+    let folder = Folder::new("flipped_bit", &[("vocab: 256", "vocab: 9000")]);
+    folder.works("run model.ron --mesh 1 --steps 1 --save ckpt");
+    let path = folder.0.join("ckpt/step-1/__0_0.distcp");
+    let sums = folder.0.join("ckpt/step-1/__0_0.distcp.sums");
+    let text = fs::read_to_string(&sums).expect("it is there");
+    let embedding: Value = text
+        .lines()
+        .map(|it| serde_json::from_str(it).expect("JSON"))
+        .find(|it: &Value| it["key"] == "model.model.embed_tokens.weight")
+        .expect("the model has one");
+    // 9000 rows of 64 numbers.
+    assert_eq!(embedding["pieces"].as_array().expect("a list").len(), 3);
+    let mut bytes = fs::read(&path).expect("it is there");
+    let at = embedding["at"].as_u64().expect("a number") + 2_000_000;
+    bytes[at as usize] ^= 1;
+    fs::write(&path, bytes).expect("it is writable");
+    let whole: Vec<String> = text
+        .lines()
+        .map(|it| {
+            let mut it: Value = serde_json::from_str(it).expect("JSON");
+            it.as_object_mut().expect("an object").remove("pieces");
+            it.to_string() + "\n"
+        })
+        .collect();
+    for text in [text, whole.concat()] {
+        fs::write(&sums, text).expect("it is writable");
+        for command in [
+            "run model.ron --mesh 1 --steps 2 --load ckpt",
+            "run model.ron --mesh 2 --steps 2 --load ckpt",
+            "run model.ron --mesh 2x2 --steps 2 --load ckpt",
+            "ckpt reshard ckpt --plan model.ron --mesh 2 -o out",
+            "ckpt export full ckpt -o full.safetensors",
+            "ckpt export hf ckpt -o hf",
+        ] {
+            check_refused(&folder, command, "__0_0.distcp");
+        }
+    }
+}
+
+/// A command ends with a checksum that is not that of a file, and leaves nothing.
+#[track_caller]
+fn check_refused(folder: &Folder, command: &str, file: &str) {
+    let before = names(&folder.0);
+    let ran = folder.planc(&format!("{command} --format json"));
+    assert_eq!(ran.code, 1, "{command}: {}", ran.stdout);
+    let report: Value = serde_json::from_str(&ran.stderr).expect("one object");
+    assert_eq!(report["code"], "PL0706", "{command}: {report}");
+    assert!(report["message"].as_str().expect("text").contains(file), "{command}: {report}");
+    let after: Vec<String> = names(&folder.0);
+    let new = after.iter().filter(|it| !before.contains(it) && *it != "out");
+    assert_eq!(new.count(), 0, "{command} leaves {after:?}");
+    let out = folder.0.join("out");
+    assert!(!out.exists() || names(&out).is_empty(), "{command} leaves {:?}", names(&out));
 }
 
 #[test]

@@ -10,7 +10,9 @@ use std::time::Instant;
 
 use checkpoint::CheckpointError;
 use checkpoint::metadata::Metadata;
-use checkpoint::save::{Content, Position, ShardFile, StepFolder, file_items, metadata, run_id};
+use checkpoint::save::{
+    Content, FolderLock, Position, ShardFile, StepFolder, file_items, metadata, run_id,
+};
 use ir::DType;
 use ir::placement::Chunk;
 use ir::plan::Plan;
@@ -100,9 +102,10 @@ impl Reshard {
     pub fn write(&self, folder: &Path) -> Result<ReshardReport, RunError> {
         let began = Instant::now();
         let layout = &self.loaded.layout;
-        let target = StepFolder::new(folder, self.position.step, &run_id());
+        let lock = FolderLock::acquire(folder, &run_id(), &mut |_| ())?;
+        let target = StepFolder::new(folder, self.position.step, lock.run());
         target.create()?;
-        target.remove_leftovers()?;
+        target.remove_leftovers(&lock)?;
         let ranks: Vec<u64> = (0..layout.mesh.n_ranks()).collect();
         let threads = std::thread::available_parallelism().map_or(1, usize::from);
         let share = ranks.len().div_ceil(threads);
@@ -124,7 +127,7 @@ impl Reshard {
                 Metadata { save_id: Some(target.save_id()), ..metadata(layout, &self.position) }
                     .write(&mut index);
             made.map_err(|it| CheckpointError::io("write", &target.target(), &it))?;
-            target.commit(&index, None)?;
+            target.commit(&lock, &index, None, &[])?;
             Ok(written)
         });
         let written = committed.inspect_err(|_| target.abandon())?;

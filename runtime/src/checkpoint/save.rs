@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use checkpoint::metadata::Metadata;
 use checkpoint::save::folder::{probe, wait_for_commit, wait_for_ranks};
 use checkpoint::save::{
-    Content, FileItem, Position, Progress, ShardFile, StepFolder, file_items, metadata, run_id,
+    Content, FileItem, FolderLock, Position, Progress, ShardFile, StepFolder, file_items, metadata,
+    run_id,
 };
 use checkpoint::{CheckpointError, StoredType};
 use ir::checkpoint::{CheckpointLayout, Source};
@@ -75,6 +76,8 @@ pub struct SaveReport {
     pub waited: Duration,
     /// How long it took.
     pub seconds: f64,
+    /// Older checkpoints that were to go, and could not be removed.
+    pub left: Vec<CheckpointError>,
 }
 
 /// What a save came to.
@@ -107,6 +110,8 @@ type Written = (Result<SaveReport, RunError>, Vec<Vec<u8>>);
 struct Work {
     layout: Arc<CheckpointLayout>,
     folder: PathBuf,
+    /// The lock of the folder, in the process of rank 0.
+    lock: Option<Arc<FolderLock>>,
     keep: Option<u64>,
     /// Steps of an abandoned history, which go once there is a new checkpoint.
     abandoned: Arc<Mutex<Vec<u64>>>,
@@ -130,17 +135,18 @@ struct Copied {
 }
 
 impl Saver {
-    /// `run` is the same on all ranks, and differs between runs.
+    /// `run` is the same on all ranks, and differs between runs. The process of rank 0 has the lock of the folder.
     pub(crate) fn new(
         session: &Session,
         layout: Arc<CheckpointLayout>,
-        run: String,
+        (run, lock): (String, Option<FolderLock>),
         options: &SaveOptions,
         timeout: Option<Duration>,
     ) -> Result<Saver, RunError> {
         probe(&options.folder, &run, session.ranks_here()[0])?;
         let work = Work {
             folder: options.folder.clone(),
+            lock: lock.map(Arc::new),
             keep: options.keep,
             abandoned: Arc::default(),
             run,
@@ -194,15 +200,16 @@ impl Saver {
         let started = self.work.start(&folder);
         if let Err(error) = started {
             let failed = self.work.conclude(&folder, &position, Err((self.work.here[0], error)));
-            return self.tell(failed.map(|()| unreachable!("it failed")), told);
+            return self.tell(failed.map(|_| unreachable!("it failed")), told);
         }
         if !self.options.background {
             let written = self.work.write_at_once(session, &folder, position)?;
             let bytes = written.as_ref().map_or(0, |it| *it);
             let done = self.work.conclude(&folder, &position, written.map(|_| ()));
             let (path, waited) = (folder.target(), began.elapsed());
-            let report = SaveReport { path, bytes, waited, seconds: waited.as_secs_f64() };
-            return self.tell(done.map(|()| report), told);
+            let seconds = waited.as_secs_f64();
+            let report = |left| SaveReport { path, bytes, waited, seconds, left };
+            return self.tell(done.map(report), told);
         }
         let copies = self.copy(session, position)?;
         let (work, waited) = (self.work.clone(), began.elapsed());
@@ -212,8 +219,8 @@ impl Saver {
             let written = work.write_copies(&folder, &copies);
             let done = work.conclude(&folder, &position, written);
             let seconds = began.elapsed().as_secs_f64();
-            let report = SaveReport { path: folder.target(), bytes, waited, seconds };
-            (done.map(|()| report), copies.into_iter().map(|it| it.bytes).collect())
+            let report = |left| SaveReport { path: folder.target(), bytes, waited, seconds, left };
+            (done.map(report), copies.into_iter().map(|it| it.bytes).collect())
         };
         let thread = Builder::new().name(format!("save {}", position.step)).spawn(write);
         let thread = thread.map_err(|it| RunError::write(&self.work.folder, &it))?;
@@ -261,7 +268,9 @@ impl Saver {
     ) -> Result<(), RunError> {
         match (done, self.options.on_failure) {
             (Ok(report), _) => told(Saved::Done(report)),
-            (Err(error), OnFailure::Continue) if !self.is_last => told(Saved::Failed(error)),
+            (Err(error), OnFailure::Continue) if !self.is_last && !is_lost(&error) => {
+                told(Saved::Failed(error));
+            }
             (Err(error), _) => return Err(error),
         }
         Ok(())
@@ -297,7 +306,9 @@ impl Saver {
 pub fn save(session: &Session, folder: &Path, position: Position) -> Result<SaveReport, RunError> {
     let layout = Arc::new(CheckpointLayout::to_save(session.plan())?);
     let options = SaveOptions { folder: folder.to_path_buf(), ..SaveOptions::default() };
-    let mut saver = Saver::new(session, layout, run_id(), &options, None)?;
+    let run = run_id();
+    let lock = FolderLock::acquire(folder, &run, &mut |_| ())?;
+    let mut saver = Saver::new(session, layout, (run, Some(lock)), &options, None)?;
     let mut res = None;
     saver.save(session, position, true, &mut |it| res = Some(it))?;
     match res {
@@ -328,7 +339,10 @@ impl Work {
 
     fn start(&self, folder: &StepFolder) -> Result<(), CheckpointError> {
         folder.create()?;
-        if self.is_first() { folder.remove_leftovers() } else { Ok(()) }
+        match &self.lock {
+            Some(lock) => folder.remove_leftovers(lock),
+            None => Ok(()),
+        }
     }
 
     /// Every rank writes its file; the bytes of all here, or the first failure.
@@ -375,13 +389,13 @@ impl Work {
         })
     }
 
-    /// Makes it a checkpoint, or says why it is none.
+    /// Makes it a checkpoint, or says why it is none. Returns what could not be removed.
     fn conclude(
         &self,
         folder: &StepFolder,
         position: &Position,
         written: Result<(), (u64, CheckpointError)>,
-    ) -> Result<(), RunError> {
+    ) -> Result<Vec<CheckpointError>, RunError> {
         let failed = |rank: u64, why: String| {
             if self.is_alone() {
                 folder.abandon();
@@ -390,8 +404,13 @@ impl Work {
             }
             Err(RunError::NotSaved { path: folder.target(), rank, why })
         };
+        let failed_by = |rank: u64, error: CheckpointError| {
+            let res = failed(rank, error.to_string());
+            // Whoever has lost the folder stops, whatever failed saves are to do.
+            if let CheckpointError::LockLost { .. } = error { Err(error.into()) } else { res }
+        };
         if let Err((rank, error)) = written {
-            return failed(rank, error.to_string());
+            return failed_by(rank, error);
         }
         let ended = || self.fault.get().map(|it| it.to_string());
         let waited = match self.is_first() {
@@ -400,7 +419,7 @@ impl Work {
         };
         match waited {
             Ok(()) if self.is_first() => (),
-            Ok(()) => return Ok(()),
+            Ok(()) => return Ok(Vec::new()),
             Err(Progress::Failed { rank, why }) => return failed(rank, why),
             Err(Progress::Waiting(ranks)) => {
                 let why = format!("has written nothing for {} s", self.limit.as_secs());
@@ -412,15 +431,19 @@ impl Work {
         let made = Metadata { save_id: Some(folder.save_id()), ..metadata(&self.layout, position) }
             .write(&mut index);
         let made = made.map_err(|it| CheckpointError::io("write", &folder.target(), &it));
-        let abandoned = || std::mem::take(&mut *lock(&self.abandoned));
-        let committed = made
-            .and_then(|()| folder.commit(&index, self.keep))
-            .and_then(|()| folder.remove_steps(&abandoned()));
-        match committed {
-            Ok(()) => Ok(()),
-            Err(error) => failed(0, error.to_string()),
+        let held = self.lock.as_ref().expect("rank 0 has the lock of the folder");
+        let abandoned = lock(&self.abandoned).clone();
+        let committed = made.and_then(|()| folder.commit(held, &index, self.keep, &abandoned));
+        if committed.is_ok() {
+            lock(&self.abandoned).clear();
         }
+        committed.or_else(|it| failed_by(0, it))
     }
+}
+
+/// Whether another run has the folder by now.
+fn is_lost(error: &RunError) -> bool {
+    matches!(error, RunError::Checkpoint(it) if matches!(**it, CheckpointError::LockLost { .. }))
 }
 
 fn write_copy(

@@ -61,16 +61,19 @@ fn save_from_two(test: &str, harm: impl Fn(&Path)) -> [Result<(), RunError>; 2] 
     let layout = Arc::new(CheckpointLayout::of(session.plan()).expect("it can be saved"));
     let options = SaveOptions { folder: root, ..SaveOptions::default() };
     let run = "c0ffee00".to_string();
-    let mut saver = Saver::new(&session, layout, run, &options, None).expect("a folder");
+    let lock = FolderLock::acquire(&options.folder, &run, &mut |_| ()).expect("a folder");
+    let mut saver =
+        Saver::new(&session, layout, (run, Some(lock)), &options, None).expect("a folder");
     let copies = saver.copy(&session, POSITION).expect("copied");
     let folder = StepFolder::new(&options.folder, POSITION.step, &saver.work.run);
     folder.create().expect("a folder");
     harm(&folder.temporary());
     let process = |here: [u64; 2], copies: &[Copied]| {
-        let work = Work { here: here.into(), fault: Arc::default(), ..saver.work.clone() };
+        let lock = saver.work.lock.clone().filter(|_| here[0] == 0);
+        let work = Work { here: here.into(), lock, fault: Arc::default(), ..saver.work.clone() };
         work.start(&folder)?;
         let written = work.write_copies(&folder, copies);
-        work.conclude(&folder, &POSITION, written)
+        work.conclude(&folder, &POSITION, written).map(|left| assert_eq!(left, []))
     };
     scope(|scope| {
         let second = scope.spawn(|| process([2, 3], &copies[2..]));
