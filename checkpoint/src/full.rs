@@ -14,12 +14,9 @@
 mod literal;
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 use ir::placement::LocalBox;
-use serde::Deserialize;
 
 use crate::archive::{object_item, tensor_item_len};
 use crate::diff::blocks;
@@ -27,11 +24,13 @@ use crate::dtype::StoredType;
 use crate::error::CheckpointError;
 use crate::hf::TransferError;
 use crate::hf::write::{Entry, SafetensorsFile, sort};
+use crate::map::Mapped;
 use crate::metadata::{
     Encoding, Item, Metadata, PathPart, StoredChunk, StoredObject, StoredTensor,
 };
 use crate::open::{Checkpoint, is_count, whole};
 use crate::pickle::Value;
+use crate::safetensors;
 use crate::save::folder::{StepFolder, file_name, run_id};
 use crate::save::{Content, FileItem, FolderLock, ShardFile};
 
@@ -336,25 +335,9 @@ fn usual_path(key: &str) -> Vec<PathPart> {
 
 /// The text in a safetensors file.
 fn text(path: &Path) -> Result<BTreeMap<String, String>, CheckpointError> {
-    let fail = |it: std::io::Error| CheckpointError::io("read", path, &it);
-    let mut file = File::open(path).map_err(fail)?;
-    let mut len = [0; 8];
-    file.read_exact(&mut len).map_err(fail)?;
-    let mut header = Vec::new();
-    // The length was checked when the file was opened; what is not there is not read.
-    file.take(u64::from_le_bytes(len)).read_to_end(&mut header).map_err(fail)?;
-    let header: Header = serde_json::from_slice(&header).map_err(|it| CheckpointError::Index {
-        path: path.to_path_buf(),
-        at: 8,
-        why: format!("no header of a safetensors file: {it}"),
-    })?;
-    Ok(header.metadata)
-}
-
-#[derive(Deserialize)]
-struct Header {
-    #[serde(default, rename = "__metadata__")]
-    metadata: BTreeMap<String, String>,
+    let map = Mapped::open(path).map_err(|it| CheckpointError::io("read", path, &it))?;
+    let (_, header) = safetensors::parse(map.bytes()).map_err(|it| it.in_index(path))?;
+    Ok(header.metadata().iter().flatten().map(|it| (it.0.clone(), it.1.clone())).collect())
 }
 
 fn malformed(path: &Path, what: &str, why: &dyn std::fmt::Display) -> TransferError {

@@ -44,3 +44,4 @@ pub use map::Mapped;
 pub use memory::memory;
 pub use metadata::{Encoding, Item, Metadata, PathPart, StoredChunk, StoredObject, StoredTensor};
 pub use open::{Checkpoint, is_count, overlap};
+pub use safetensors::repeated_name;

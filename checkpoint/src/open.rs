@@ -21,6 +21,7 @@ use crate::map::Mapped;
 use crate::memory::memory;
 use crate::metadata::{Encoding, Item, Metadata, StoredChunk, StoredObject, StoredTensor};
 use crate::pickle::Value;
+use crate::save::folder::{checkpoints, step_name};
 use crate::sums::{self, PIECE, Sum, crc32};
 use crate::{dcp, safetensors};
 
@@ -739,7 +740,10 @@ fn latest(folder: &Path) -> Result<PathBuf, CheckpointError> {
     if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) || !res.is_dir()
     {
         let name = short(name);
-        let why = format!("its file `latest` names `{name}`, and there is no such folder");
+        let newest = checkpoints(folder)?.last().map_or(String::new(), |&it| {
+            format!("; the newest checkpoint that is there is `{}`", step_name(it))
+        });
+        let why = format!("its file `latest` names `{name}`, and there is no such folder{newest}");
         return Err(CheckpointError::NoCheckpoint { path: folder.to_path_buf(), why });
     }
     Ok(res)
@@ -750,8 +754,20 @@ const MAX_LATEST: u64 = 4096;
 
 /// What a file is that somebody may take for a checkpoint, and what to do with it.
 fn other_file(path: &Path) -> Option<String> {
+    fs::metadata(path).is_ok_and(|it| it.is_file()).then_some(())?;
     let extension = path.extension().and_then(|it| it.to_str()).unwrap_or_default();
+    let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let text = match extension {
+        _ if path.file_name().is_some_and(|it| it == "latest") => format!(
+            "it is the file that names the newest checkpoint of a folder; name the folder, `{}`",
+            folder.display()
+        ),
+        "distcp" | "sums" => {
+            format!("it is a part of a checkpoint; name the folder, `{}`", folder.display())
+        }
+        _ if path.file_name().is_some_and(|it| it == ".metadata") => {
+            format!("it is the index of a checkpoint; name the folder, `{}`", folder.display())
+        }
         "plan" => "it is a plan; checkpoints are what `planc run --save DIR` writes".to_string(),
         "ron" => "it is a model; checkpoints are what `planc run --save DIR` writes".to_string(),
         _ => {

@@ -9,16 +9,21 @@
 //! large the tensor is: it ends where its last shard does.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use ir::placement::Chunk;
 use ir::types::TensorType;
+use rustc_hash::FxHashSet;
+use safetensors::tensor::TensorInfo;
+use safetensors::{SafeTensorError, SafeTensors};
 use serde::Deserialize;
+use serde::de::{Deserializer as _, IgnoredAny, MapAccess, Visitor};
 use smallvec::SmallVec;
 
 use crate::dtype::StoredType;
-use crate::error::{Broken, CheckpointError};
+use crate::error::{Broken, CheckpointError, short};
 use crate::map::Mapped;
 use crate::metadata::{Encoding, Item, Metadata, StoredChunk, StoredTensor};
 use crate::open::Found;
@@ -46,13 +51,6 @@ pub(crate) struct Slice {
 }
 
 #[derive(Deserialize)]
-struct Stored {
-    dtype: String,
-    shape: Vec<u64>,
-    data_offsets: (u64, u64),
-}
-
-#[derive(Deserialize)]
 struct Place {
     saved_offsets: Vec<u64>,
 }
@@ -65,60 +63,99 @@ impl Header {
     }
 
     fn read(bytes: &[u8]) -> Result<Header, Broken> {
-        let cut = || Broken::at(bytes.len(), "the file is cut off: it has no whole header");
-        let len = u64::from_le_bytes(*bytes.first_chunk().ok_or_else(cut)?);
-        let end = usize::try_from(len).ok().and_then(|it| it.checked_add(8));
-        let json = end.and_then(|it| bytes.get(8..it)).ok_or_else(cut)?;
+        let (len, header) = parse(bytes)?;
         let fail = |why: String| Broken::at(8, why);
-        let mut all: BTreeMap<String, serde_json::Value> =
-            serde_json::from_slice(json).map_err(|it| fail(format!("its header: {it}")))?;
-        let about = all.remove("__metadata__");
-        let places = about.as_ref().and_then(|it| it.get("DCP_SHARDING_INFO")?.as_str());
+        let places = header.metadata().as_ref().and_then(|it| it.get("DCP_SHARDING_INFO"));
         let places: BTreeMap<String, Place> = match places {
             Some(it) => serde_json::from_str(it)
                 .map_err(|it| fail(format!("DCP_SHARDING_INFO in its header: {it}")))?,
             None => BTreeMap::new(),
         };
-        let data = bytes.len() as u64 - (8 + len);
-        let slice = |(name, it): (String, serde_json::Value)| {
-            let fail = |why: String| fail(format!("`{name}` in its header: {why}"));
-            let it: Stored = serde_json::from_value(it).map_err(|it| fail(it.to_string()))?;
-            let dtype = StoredType::from_safetensors(&it.dtype)
+        let slice = |(name, it): (String, &TensorInfo)| {
+            let fail = |why: String| fail(format!("`{}` in its header: {why}", short(&name)));
+            let dtype = StoredType::from_safetensors(&it.dtype.to_string())
                 .ok_or_else(|| fail(format!("dtype {} is not one of PyTorch's", it.dtype)))?;
-            if !TensorType::fits(&it.shape) || it.shape.len() > 64 {
+            let sizes: SmallVec<[u64; 4]> = it.shape.iter().map(|&it| it as u64).collect();
+            if !TensorType::fits(&sizes) || sizes.len() > 64 {
                 return Err(fail("its shape is beyond 2^46 elements or 64 dims".into()));
-            }
-            let (start, end) = it.data_offsets;
-            let n: u64 = it.shape.iter().product();
-            if end.checked_sub(start) != Some(n * dtype.bytes()) {
-                return Err(fail(format!(
-                    "bytes {start} to {end} do not hold {dtype}{:?}",
-                    &it.shape[..]
-                )));
-            }
-            if end > data {
-                return Err(fail(format!(
-                    "it ends at byte {end} of the data, which has {data}: the file is cut off"
-                )));
             }
             let offsets = match places.get(&name) {
                 Some(it) => SmallVec::from_slice(&it.saved_offsets),
-                None => SmallVec::from_elem(0, it.shape.len()),
+                None => SmallVec::from_elem(0, sizes.len()),
             };
-            if offsets.len() != it.shape.len() {
+            if offsets.len() != sizes.len() {
                 return Err(fail("its saved_offsets have not its number of dims".into()));
             }
-            let slice = Slice {
-                dtype,
-                offsets,
-                sizes: it.shape.into(),
-                start: 8 + len + start,
-                len: end - start,
-            };
-            Ok((name, slice))
+            let (start, end) = it.data_offsets;
+            let (start, len) = ((8 + len + start) as u64, (end - start) as u64);
+            Ok((name, Slice { dtype, offsets, sizes, start, len }))
         };
-        Ok(Header { tensors: all.into_iter().map(slice).collect::<Result<_, Broken>>()? })
+        Ok(Header {
+            tensors: header.tensors().into_iter().map(slice).collect::<Result<_, Broken>>()?,
+        })
     }
+}
+
+/// Reads a header: its length, and what is in it. Ranges are checked by the library: they follow each other without
+/// gaps up to the end of the file, and each has the bytes of its tensor.
+pub(crate) fn parse(file: &[u8]) -> Result<(usize, safetensors::tensor::Metadata), Broken> {
+    let res = SafeTensors::read_metadata(file).map_err(|it| refused(file, &it))?;
+    match repeated_name(file) {
+        Some(name) => {
+            Err(Broken::at(8, format!("two tensors in its header are called `{}`", short(&name))))
+        }
+        None => Ok(res),
+    }
+}
+
+/// What the library refuses, in words.
+fn refused(file: &[u8], error: &SafeTensorError) -> Broken {
+    let header = |why: String| Broken::at(8, why);
+    match error {
+        SafeTensorError::HeaderTooSmall | SafeTensorError::InvalidHeaderLength => {
+            Broken::at(file.len(), "the file is cut off: it has no whole header")
+        }
+        SafeTensorError::InvalidOffset(name) => header(format!(
+            "`{}` in its header: its bytes do not begin where those of the tensor before it end",
+            short(name)
+        )),
+        SafeTensorError::MetadataIncompleteBuffer => Broken::at(
+            file.len(),
+            "the tensors in its header end at another byte than the file: it is cut off, or bytes follow",
+        ),
+        SafeTensorError::InvalidHeader(it) => header(format!("its header: {it}")),
+        SafeTensorError::InvalidHeaderDeserialization(it) => header(format!("its header: {it}")),
+        SafeTensorError::TensorInvalidInfo => {
+            header("its header: the bytes of a tensor are not those of its shape and dtype".into())
+        }
+        it => header(format!("its header: {it}")),
+    }
+}
+
+/// A name that two tensors of a safetensors file have, if any. The library keeps the last of them.
+pub fn repeated_name(file: &[u8]) -> Option<String> {
+    struct Names;
+    impl<'de> Visitor<'de> for Names {
+        type Value = Option<String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a header")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Option<String>, A::Error> {
+            let (mut seen, mut res) = (FxHashSet::default(), None);
+            while let Some(name) = map.next_key::<String>()? {
+                map.next_value::<IgnoredAny>()?;
+                if let Some(it) = seen.replace(name) {
+                    res = Some(it);
+                }
+            }
+            Ok(res)
+        }
+    }
+    let len = u64::from_le_bytes(*file.first_chunk()?);
+    let header = file.get(8..usize::try_from(len).ok()?.checked_add(8)?)?;
+    serde_json::Deserializer::from_slice(header).deserialize_map(Names).ok()?
 }
 
 /// The folder of a file.

@@ -244,7 +244,10 @@ fn a_name_in_latest_is_quoted_in_part() {
     let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
     fs::write(path.join("a.safetensors"), bytes).unwrap();
     let error = Checkpoint::open(&path.join("a.safetensors")).unwrap_err().to_string();
-    assert!(error.contains("`w` in its header") && error.chars().count() < 2000, "{error}");
+    assert!(
+        error.contains("byte 8: its header: invalid type") && error.chars().count() < 2000,
+        "{error}"
+    );
 }
 
 #[test]
@@ -380,6 +383,36 @@ fn differences_are_counted() {
     let found =
         diff(&open(&golden("t215_single_mixed")), &open(&golden("single_mixed")), all).unwrap();
     assert!(found.is_empty(), "{found:#?}");
+}
+
+/// One element with a stride of 0 stands for 2^34, of which a reader would make 64 GiB.
+#[test]
+fn an_item_that_repeats_elements_beyond_its_file_is_refused() {
+    let path = folder("expand");
+    let bytes = include_bytes!("cases/expand.distcp");
+    fs::write(path.join(FIRST), bytes).unwrap();
+    let mut index = Metadata { files: vec![FIRST.into()], ..Metadata::default() };
+    let item = Item { file: 0, offset: 0, len: bytes.len() as u64, encoding: Encoding::Plain };
+    let chunk = Chunk { offsets: [0][..].into(), sizes: [1 << 34][..].into() };
+    let big = StoredTensor {
+        dtype: StoredType::F32,
+        shape: vec![1 << 34],
+        chunks: vec![StoredChunk { chunk, item }],
+        path: vec![PathPart::Key("big".into())],
+    };
+    index.tensors.insert("big".into(), big);
+    save(&index, &path);
+    let why = "are 68719476736 bytes, and the file has 1577: the item repeats elements";
+    check(&path, &[("PL0705", FIRST, "big", Some(0), why)]);
+    let opened = Checkpoint::open(&path).unwrap();
+    let chunk = Chunk { offsets: [5][..].into(), sizes: [2][..].into() };
+    let error = opened.read("big", &chunk, &mut [0; 8]).unwrap_err().to_string();
+    assert!(error.contains(why), "{error}");
+    assert!(opened.read_all("big").unwrap_err().to_string().contains(why));
+    let target = path.join("full.safetensors");
+    assert!(checkpoint::full::export(&opened, &target).unwrap_err().to_string().contains(why));
+    let left = fs::read_dir(&path).unwrap().count();
+    assert_eq!(left, 2, "the index and the file: an export that fails leaves nothing");
 }
 
 #[test]

@@ -208,11 +208,16 @@ fn list(file: &Mapped, index: usize) -> Result<Vec<Stored>, RunError> {
 
 /// Reads the header of a safetensors file.
 pub(crate) fn parse(file: &Mapped) -> Result<SafeTensors<'_>, RunError> {
-    SafeTensors::deserialize(file.bytes()).map_err(|it| RunError::BadFile {
+    let bad = |why: String| RunError::BadFile {
         path: file.path.clone(),
         expected: "a safetensors file",
-        why: it.to_string(),
-    })
+        why,
+    };
+    let res = SafeTensors::deserialize(file.bytes()).map_err(|it| bad(it.to_string()))?;
+    match checkpoint::repeated_name(file.bytes()) {
+        Some(name) => Err(bad(format!("two tensors in its header are called `{name}`"))),
+        None => Ok(res),
+    }
 }
 
 fn convert<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {

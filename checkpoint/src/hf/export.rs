@@ -25,7 +25,7 @@ use crate::error::CheckpointError;
 use crate::mapping::{Blocks, Mapping};
 use crate::metadata::{Item, PathPart, StoredTensor};
 use crate::open::Checkpoint;
-use crate::save::folder::write_synced;
+use crate::save::folder::{sync_folder, sync_folder_of, write_synced};
 
 /// What stands before the name of a parameter where the dict of the model is one of several.
 const MODEL: &str = "model.";
@@ -307,9 +307,11 @@ impl Export<'_> {
         let written = self.write_files(&part, config).and_then(|(written, names)| {
             if is_new {
                 rename(&part, folder)?;
+                sync_folder_of(folder)?;
                 return Ok(written);
             }
             names.iter().try_for_each(|it| rename(&part.join(it), &folder.join(it)))?;
+            sync_folder(folder)?;
             fs::remove_dir(&part).map_err(|it| CheckpointError::io("remove", &part, &it))?;
             Ok(written)
         });
@@ -381,14 +383,12 @@ impl Export<'_> {
         // `transformers` reads nothing without it.
         let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
         let mut file = SafetensorsFile::create(path, &entries, &metadata)?;
-        let mut data = Vec::new();
         for entry in &entries {
             let tensor = by_key[entry.key.as_str()];
-            // Before memory is taken for what may be nowhere.
+            // Before a file is written of what may be nowhere.
             tensor.keys.iter().try_for_each(|it| self.source.check_items(it))?;
-            data.resize(entry.bytes() as usize, 0);
-            read_fused(self.source, &tensor.keys, &tensor.fused, entry.dtype, &mut data)?;
-            file.write(&data)?;
+            let mut put = |band: &[u8]| file.write(band);
+            read_fused(self.source, &tensor.keys, &tensor.fused, entry.dtype, &mut put)?;
         }
         Ok(file.finish()?)
     }

@@ -71,7 +71,10 @@ pub fn read_param(
 ) -> Result<(), CheckpointError> {
     let mut reader = Reader::new(source, key, to);
     if reader.shape.is_empty() {
-        return reader.read(Chunk::default(), |band| out.copy_from_slice(band));
+        return reader.read(Chunk::default(), |band| {
+            out.copy_from_slice(band);
+            Ok(())
+        });
     }
     let unit = to.bytes() as usize;
     for run in fused.runs(part) {
@@ -81,6 +84,7 @@ pub fn read_param(
                 let chunk = boxed(&[at, run.foreign], &[len, run.rows]);
                 reader.read(chunk, |band| {
                     scatter(band, [len, run.rows], unit, out, columns, [run.param, at]);
+                    Ok(())
                 })?;
             }
         } else {
@@ -90,10 +94,11 @@ pub fn read_param(
     Ok(())
 }
 
-/// Reads the tensors `keys`, which are parameters, into `out`, which is the foreign tensor, as `to`.
+/// Reads the tensors `keys`, which are parameters, as the foreign tensor in the type `to`, and gives `put` its bytes in
+/// their order, some [`BAND`] at a time.
 ///
 /// # Errors
-/// Those of [`Checkpoint::read`].
+/// Those of [`Checkpoint::read`] and of `put`.
 ///
 /// # Panics
 /// If a parameter has not the shape that `fused` says.
@@ -102,28 +107,33 @@ pub fn read_fused(
     keys: &[String],
     fused: &Fused,
     to: StoredType,
-    out: &mut [u8],
+    put: &mut dyn FnMut(&[u8]) -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
-    let unit = to.bytes() as usize;
-    for (part, key) in keys.iter().enumerate() {
-        let mut reader = Reader::new(source, key, to);
-        if reader.shape.is_empty() {
-            return reader.read(Chunk::default(), |band| out.copy_from_slice(band));
-        }
-        for run in fused.runs(part) {
-            if !fused.transpose {
-                reader.rows(run.param, run.foreign, run.rows, out)?;
-                continue;
-            }
-            let columns = reader.shape[1];
-            for (at, len) in bands(run.rows, columns * reader.unit()) {
-                let chunk = boxed(&[run.param + at, 0], &[len, columns]);
-                reader.read(chunk, |band| {
-                    let place = [0, run.foreign + at];
-                    scatter(band, [len, columns], unit, out, fused.total(), place);
+    let mut readers: Vec<Reader<'_>> = keys.iter().map(|it| Reader::new(source, it, to)).collect();
+    if readers[0].shape.is_empty() {
+        return readers[0].read(Chunk::default(), put);
+    }
+    if !fused.transpose {
+        let runs = (0..keys.len()).flat_map(|part| fused.runs(part).map(move |it| (part, it)));
+        let mut runs: Vec<(usize, Run)> = runs.collect();
+        runs.sort_by_key(|it| it.1.foreign);
+        return runs.into_iter().try_for_each(|(part, run)| {
+            readers[part].bands(run.param, run.rows, |_, band| put(band))
+        });
+    }
+    let (unit, total, columns) = (to.bytes() as usize, fused.total(), readers[0].shape[1]);
+    let mut out = Vec::new();
+    for (at, len) in bands(columns, total * readers[0].unit()) {
+        out.resize((len * total) as usize * unit, 0);
+        for (part, reader) in readers.iter_mut().enumerate() {
+            for run in fused.runs(part) {
+                reader.read(boxed(&[run.param, at], &[run.rows, len]), |band| {
+                    scatter(band, [run.rows, len], unit, &mut out, total, [0, run.foreign]);
+                    Ok(())
                 })?;
             }
         }
+        put(&out)?;
     }
     Ok(())
 }
@@ -180,31 +190,44 @@ impl<'a> Reader<'a> {
         self.from.bytes().max(self.to.bytes())
     }
 
-    fn read(&mut self, chunk: Chunk, mut put: impl FnMut(&[u8])) -> Result<(), CheckpointError> {
+    fn read(
+        &mut self,
+        chunk: Chunk,
+        mut put: impl FnMut(&[u8]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
         let n: u64 = chunk.sizes.iter().product();
         self.stored.resize((n * self.from.bytes()) as usize, 0);
         self.source.read(self.key, &chunk, &mut self.stored)?;
         if self.from == self.to {
-            put(&self.stored);
-            return Ok(());
+            return put(&self.stored);
         }
         self.converted.resize((n * self.to.bytes()) as usize, 0);
         convert(self.from, self.to, &self.stored, &mut self.converted);
-        put(&self.converted);
-        Ok(())
+        put(&self.converted)
     }
 
     /// Copies whole rows, from row `from` on to row `to` on of `out`.
     fn rows(&mut self, from: u64, to: u64, n: u64, out: &mut [u8]) -> Result<(), CheckpointError> {
+        let row = (self.shape[1..].iter().product::<u64>() * self.to.bytes()) as usize;
+        self.bands(from, n, |at, band| {
+            out[(to + at) as usize * row..][..band.len()].copy_from_slice(band);
+            Ok(())
+        })
+    }
+
+    /// Reads `n` whole rows from row `from` on, band by band, each with its first row counted from `from`.
+    fn bands(
+        &mut self,
+        from: u64,
+        n: u64,
+        mut put: impl FnMut(u64, &[u8]) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
         let columns: u64 = self.shape[1..].iter().product();
-        let row = (columns * self.to.bytes()) as usize;
         for (at, len) in bands(n, columns * self.unit()) {
             let mut chunk =
                 Chunk { offsets: smallvec![0; self.shape.len()], sizes: self.shape[..].into() };
             (chunk.offsets[0], chunk.sizes[0]) = (from + at, len);
-            let start = (to + at) as usize * row;
-            let out = &mut out[start..start + len as usize * row];
-            self.read(chunk, |band| out.copy_from_slice(band))?;
+            self.read(chunk, |band| put(at, band))?;
         }
         Ok(())
     }

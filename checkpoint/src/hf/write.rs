@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::error::TransferError;
 use crate::dtype::StoredType;
 use crate::error::CheckpointError;
+use crate::save::folder::sync_folder_of;
 
 /// A tensor that a file will have.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,9 +35,20 @@ impl Entry {
 #[derive(Debug)]
 pub struct SafetensorsFile {
     out: BufWriter<File>,
-    part: PathBuf,
+    part: Part,
     path: PathBuf,
     left: u64,
+}
+
+/// A file that is removed unless it got its name.
+#[derive(Debug)]
+struct Part(Option<PathBuf>);
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // If even that fails, its name says what it is.
+        let _ = self.0.take().map(fs::remove_file);
+    }
 }
 
 /// Brings entries into the order in which safetensors stores them: those of wider types first, so that
@@ -78,7 +90,8 @@ impl SafetensorsFile {
         part.push(".tmp");
         let part = PathBuf::from(part);
         let fail = |it: std::io::Error| CheckpointError::io("write", path, &it);
-        let mut out = BufWriter::with_capacity(1 << 20, File::create(&part).map_err(fail)?);
+        let file = File::create(&part).map_err(fail)?;
+        let (mut out, part) = (BufWriter::with_capacity(1 << 20, file), Part(Some(part)));
         out.write_all(&(header.len() as u64).to_le_bytes()).map_err(fail)?;
         out.write_all(header.as_bytes()).map_err(fail)?;
         Ok(SafetensorsFile { out, part, path: path.to_path_buf(), left: at })
@@ -96,10 +109,15 @@ impl SafetensorsFile {
     /// # Panics
     /// If data are missing.
     pub fn finish(self) -> Result<(), CheckpointError> {
-        assert_eq!(self.left, 0, "`{}` has all that its header says", self.path.display());
-        let fail = |it: std::io::Error| CheckpointError::io("write", &self.path, &it);
-        let file = self.out.into_inner().map_err(|it| fail(it.into_error()))?;
+        let SafetensorsFile { out, mut part, path, left } = self;
+        assert_eq!(left, 0, "`{}` has all that its header says", path.display());
+        let fail = |it: std::io::Error| CheckpointError::io("write", &path, &it);
+        let file = out.into_inner().map_err(|it| fail(it.into_error()))?;
         file.sync_all().map_err(fail)?;
-        fs::rename(&self.part, &self.path).map_err(fail)
+        if let Some(it) = &part.0 {
+            fs::rename(it, &path).map_err(fail)?;
+        }
+        part.0 = None;
+        sync_folder_of(&path)
     }
 }

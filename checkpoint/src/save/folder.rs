@@ -437,7 +437,7 @@ pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CheckpointEr
     let part = PathBuf::from(part);
     fill(&part, bytes)?;
     rename(&part, path).inspect_err(|_| _ = remove(&part))?;
-    sync_folder(path.parent().expect("a file is in a folder"))
+    sync_folder_of(path)
 }
 
 /// Writes a new file, on disk.
@@ -449,6 +449,12 @@ fn fill(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
         let _ = disk::remove(path);
         CheckpointError::io("write", path, &it)
     })
+}
+
+/// Puts the name of a file or a folder on disk.
+pub(crate) fn sync_folder_of(path: &Path) -> Result<(), CheckpointError> {
+    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
+    sync_folder(folder.unwrap_or(Path::new(".")))
 }
 
 pub(crate) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {
