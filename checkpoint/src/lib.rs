@@ -33,6 +33,7 @@ pub mod metadata;
 mod open;
 pub mod pickle;
 mod recover;
+pub mod rename;
 mod safetensors;
 pub mod save;
 pub mod sums;

@@ -10,6 +10,7 @@ use checkpoint::hf::params::Param;
 use checkpoint::hf::write::{Entry, SafetensorsFile, sort};
 use checkpoint::hf::{Mismatch, TransferError};
 use checkpoint::mapping::Mapping;
+use checkpoint::rename::Renames;
 use checkpoint::{Checkpoint, PathPart, StoredType, full};
 use safetensors::SafeTensors;
 
@@ -59,10 +60,13 @@ fn param(name: &str, shape: &[u64]) -> Param {
     Param { name: name.into(), aliases: Vec::new(), shape: shape.into(), dtype, head_dim }
 }
 
+static AS_THEY_ARE: Renames = Renames(Vec::new());
+
 fn options(mapping: &Mapping) -> Options<'_> {
     Options {
         mapping,
         prefix: "",
+        renames: &AS_THEY_ARE,
         saved_tp: None,
         cast: false,
         allow_missing: &[],

@@ -543,11 +543,7 @@ pub enum RunError {
         step: u64,
     },
     /// A checkpoint that is not of this plan.
-    #[error(
-        "checkpoint `{}` does not fit the plan: {}; load it with the model that it was saved with, or \
-         permit it with --allow-missing, --allow-unexpected or --cast",
-        path.display(), listed(problems)
-    )]
+    #[error("checkpoint `{}` does not fit the plan: {}; {}", path.display(), listed(problems), fix(path, problems))]
     LoadMismatch {
         /// The checkpoint.
         path: PathBuf,
@@ -564,6 +560,16 @@ pub enum LoadProblem {
     Missing {
         /// Its key.
         key: String,
+    },
+    /// The checkpoint has tensors, and none is called as a parameter of the plan is.
+    #[error(
+        "no tensor has the name of a parameter: they are called like `{found}`, and must be called like `{expected}`"
+    )]
+    Foreign {
+        /// The key of one of its tensors.
+        found: String,
+        /// The key of a parameter.
+        expected: String,
     },
     /// The checkpoint is one of weights.
     #[error(
@@ -619,12 +625,30 @@ pub enum LoadProblem {
     },
 }
 
+/// What to do about a checkpoint that does not fit.
+fn fix(path: &Path, problems: &[LoadProblem]) -> String {
+    match problems.iter().any(|it| matches!(it, LoadProblem::Foreign { .. })) {
+        true => format!(
+            "make a checkpoint of its weights with `planc ckpt import hf {} --model MODEL.ron -o DIR`, and where names \
+             differ with `--rename FROM=TO`, as in \
+             `--rename 'layers.*.attention.wq.weight=model.layers.*.self_attn.q_proj.weight'`",
+            path.display()
+        ),
+        false => {
+            "load it with the model that it was saved with, or permit it with --allow-missing, \
+                  --allow-unexpected or --cast"
+                .to_string()
+        }
+    }
+}
+
 /// How many problems of one kind are listed.
 const OF_A_KIND: usize = 10;
 
 /// `2 missing, 1 unexpected`, and a line for each, up to [`OF_A_KIND`] of a kind.
 fn listed(problems: &[LoadProblem]) -> String {
     let kind = |it: &LoadProblem| match it {
+        LoadProblem::Foreign { .. } => "of other names",
         LoadProblem::NoOptimizer => "without an optimizer's state",
         LoadProblem::Missing { .. } => "missing",
         LoadProblem::Unexpected { .. } => "unexpected",
@@ -642,7 +666,7 @@ fn listed(problems: &[LoadProblem]) -> String {
     let counts: Vec<String> = kinds
         .iter()
         .map(|(kind, those)| match those[0] {
-            LoadProblem::NoOptimizer => kind.to_string(),
+            LoadProblem::NoOptimizer | LoadProblem::Foreign { .. } => kind.to_string(),
             _ => format!("{} {kind}", those.len()),
         })
         .collect();

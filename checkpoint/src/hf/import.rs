@@ -16,6 +16,7 @@ use crate::full::Writer;
 use crate::mapping::{Blocks, Forward, Mapping};
 use crate::metadata::PathPart;
 use crate::open::Checkpoint;
+use crate::rename::Renames;
 use crate::safetensors::Index;
 use crate::sums::crc32;
 
@@ -26,6 +27,8 @@ pub struct Options<'a> {
     pub mapping: &'a Mapping,
     /// Only keys that start with this are read, without it.
     pub prefix: &'a str,
+    /// Other names for keys, before they are looked up in the mapping.
+    pub renames: &'a Renames,
     /// Ranks of the tensor-parallel group that saved the weights.
     pub saved_tp: Option<u64>,
     /// Values may be rounded to the model's type.
@@ -103,7 +106,8 @@ pub fn plan<'a>(
             continue;
         }
         let empty = tensor.n_elements() == 0;
-        let (names, transpose, blocks) = match options.mapping.forward(name, empty, &has) {
+        let name = options.renames.apply(name);
+        let (names, transpose, blocks) = match options.mapping.forward(&name, empty, &has) {
             Forward::Params { params, transpose, blocks } => (params, transpose, blocks),
             Forward::Ignored => {
                 ignored.push(key.to_string());

@@ -6,6 +6,7 @@ use checkpoint::hf::TransferError;
 use checkpoint::hf::import::{self, Options};
 use checkpoint::hf::params::params;
 use checkpoint::mapping::Mapping;
+use checkpoint::rename::{Rename, Renames};
 use checkpoint::{Checkpoint, full};
 use ir::model::NamePattern;
 use serde_json::json;
@@ -98,6 +99,10 @@ struct Common {
     /// Only keys that start with this are read, without it.
     #[arg(long, value_name = "TEXT", default_value = "")]
     prefix: String,
+    /// Renames keys before they are mapped, as in 'layers.*.wq.weight=model.layers.*.q.weight', or a file with a rule
+    /// a line. Each `*` behind the `=` stands for what the one before it stood for; the first rule that fits holds.
+    #[arg(long, value_name = "FROM=TO|FILE")]
+    rename: Vec<String>,
     /// Values may be rounded to the type of the model's weights.
     #[arg(long)]
     cast: bool,
@@ -132,11 +137,22 @@ fn weights(path: &Path, common: &Common, map: &str, saved_tp: Option<u64>, ui: &
             Failure::new("PL0609", message).help("give the model that it was compiled from")
         );
     };
+    let renames = renames(&common.rename)?;
     let source = Checkpoint::open(path).map_err(|it| failure(&it.into()))?;
+    let fits = |rule: &Rename| {
+        let mut keys = source.tensors().filter_map(|it| it.0.strip_prefix(&common.prefix));
+        keys.any(|it| rule.matches(it))
+    };
+    if let Some(rule) = renames.0.iter().find(|it| !fits(it)) {
+        let message = format!("no key is like the left side of `--rename {}`", rule.as_str());
+        let help = "`*` stands for any text; `planc ckpt ls` lists all keys";
+        return Err(Failure::new("PL0707", message).in_file(path).help(help));
+    }
     let keys = import::indexed(path, &source).map_err(|it| failure(&it))?;
     let options = Options {
         mapping: &mapping,
         prefix: &common.prefix,
+        renames: &renames,
         saved_tp,
         cast: common.cast,
         allow_missing: &common.allow_missing,
@@ -224,6 +240,31 @@ pub fn listed(what: &str, names: &[String]) -> String {
     format!("{what}: {} ({})\n", plural(names.len() as u64, "tensor"), folded.join(", "))
 }
 
+/// The rules of `--rename`: each is one, or a file of them.
+fn renames(said: &[String]) -> Outcome<Renames> {
+    let mut res = Vec::new();
+    let parse = |text: &str| {
+        text.parse::<Rename>().map_err(|it| {
+            let help =
+                "write it as 'layers.*.attention.wq.weight=model.layers.*.self_attn.q_proj.weight'";
+            Failure::new("PL0785", format!("--rename: {it}")).help(help)
+        })
+    };
+    for it in said {
+        if it.contains('=') {
+            res.push(parse(it)?);
+            continue;
+        }
+        let expected = "give FROM=TO, or a file with such a rule a line";
+        let text = input::text(Path::new(it), expected).map_err(|it| it.help(expected))?;
+        let lines = text.lines().map(str::trim).filter(|it| !it.is_empty() && !it.starts_with('#'));
+        for line in lines {
+            res.push(parse(line)?);
+        }
+    }
+    Ok(Renames(res))
+}
+
 /// A built-in mapping, or one in a file.
 pub fn mapping(name: &str) -> Outcome<Mapping> {
     if let Some(it) = Mapping::built_in(name) {
@@ -253,7 +294,7 @@ pub fn failure(error: &TransferError) -> Box<Failure> {
             }
             if !it.unexpected.is_empty() {
                 help.push("`--allow-unexpected GLOB` leaves tensors out");
-                help.push("`--prefix` and `--map` say how keys are to be read");
+                help.push("`--rename FROM=TO`, `--prefix` and `--map` say how keys are to be read");
             }
             if help.is_empty() { failure } else { failure.help(help.join("; ")) }
         }

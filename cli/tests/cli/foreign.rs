@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-use crate::{Folder, workspace};
+use crate::{Folder, unwrapped, workspace};
 
 fn golden(path: &str) -> PathBuf {
     workspace("tests/golden/hf").join(path)
@@ -302,4 +302,120 @@ fn nothing_is_replaced_unasked() {
     assert_eq!(folder.read("ckpt/latest"), "step-2");
     folder.works(&format!("{import} --force"));
     assert_eq!(folder.read("ckpt/latest"), "step-0");
+}
+
+/// What the library of that name refuses: every command that reads such a file says so.
+#[test]
+fn safetensors_that_are_none_are_refused_everywhere() {
+    let folder = Folder::new("no_safetensors", &[]);
+    let entry = |name: &str, start: u64| {
+        let end = start + 8;
+        format!("\"{name}\":{{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[{start},{end}]}}")
+    };
+    for (entries, bytes, why) in [
+        (
+            vec![entry("a", 0), entry("b", 4)],
+            12,
+            ["`b` in its header", "invalid offset for tensor `b`"],
+        ),
+        (
+            vec![entry("a", 0), entry("b", 12)],
+            20,
+            ["`b` in its header", "invalid offset for tensor `b`"],
+        ),
+        (vec![entry("a", 0)], 12, ["it is cut off, or bytes follow", "file not fully covered"]),
+        (
+            vec![entry("a", 0), entry("b", 8)],
+            15,
+            ["it is cut off, or bytes follow", "file not fully covered"],
+        ),
+        (vec![entry("a", 0), entry("a", 0)], 8, ["are called `a`"; 2]),
+    ] {
+        let header = format!("{{{}}}", entries.join(","));
+        let file =
+            [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &vec![0; bytes]].concat();
+        folder.write("x.safetensors", file);
+        for command in [
+            "ckpt ls x.safetensors",
+            "ckpt verify x.safetensors",
+            "ckpt import hf x.safetensors --model model.ron -o ckpt",
+            "ckpt import full x.safetensors -o ckpt",
+            "run model.ron --mesh 1 --steps 1 --load x.safetensors",
+            "run model.ron --mesh 1 --steps 1 --weights x.safetensors",
+        ] {
+            let ran = folder.planc(command);
+            let text = unwrapped(&format!("{}{}", ran.stdout, ran.stderr));
+            assert_eq!(ran.code, 1, "{command}: {text}");
+            assert!(why.iter().any(|it| text.contains(it)), "{command}: {text}");
+        }
+        assert!(!folder.0.join("ckpt").exists());
+    }
+}
+
+/// `model.state_dict()` has bare names, and torchtitan other ones: `run --load` says how they come in.
+#[test]
+fn foreign_names_are_pointed_to_the_import_that_renames_them() {
+    let folder = Folder::new("foreign_names", &[]);
+    folder.works("run model.ron --mesh 2 --steps 1 --save ckpt -q");
+    folder.works("ckpt export hf ckpt -o hf");
+    let foreign = folder.planc("run model.ron --mesh 2 --load hf");
+    let text = unwrapped(&foreign.stderr);
+    for part in [
+        "no tensor has the name of a parameter: they are called like `lm_head.weight`",
+        "help: make a checkpoint of its weights with `planc ckpt import hf hf --model MODEL.ron -o DIR`",
+        "`--rename FROM=TO`",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    // torchtitan's names, by the very rules that come in again the other way round.
+    let rules = "# torchtitan\n\
+        tok_embeddings.*=model.embed_tokens.*\n\
+        layers.*.attention.wo.*=model.layers.*.self_attn.o_proj.*\n\
+        \n\
+        output.*=lm_head.*\n";
+    folder.write("titan.txt", rules);
+    let keys: Vec<String> = folder
+        .works("ckpt ls hf --format json")
+        .split('"')
+        .filter(|it| it.ends_with(".weight"))
+        .map(str::to_string)
+        .collect();
+    assert!(keys.iter().any(|it| it == "model.layers.0.self_attn.o_proj.weight"), "{keys:?}");
+    let bytes = fs::read(folder.0.join("hf/model.safetensors")).expect("it was written");
+    let len = u64::from_le_bytes(*bytes.first_chunk().expect("a length")) as usize;
+    let header = std::str::from_utf8(&bytes[8..8 + len]).expect("JSON");
+    let header = header
+        .replace("model.embed_tokens.", "tok_embeddings.")
+        .replace("model.layers.", "layers.")
+        .replace(".self_attn.o_proj.", ".attention.wo.")
+        .replace("lm_head.", "output.");
+    let file =
+        [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &bytes[8 + len..]].concat();
+    folder.write("titan.safetensors", file);
+    let import = "ckpt import hf titan.safetensors --model model.ron -o back";
+    let refused = folder.planc(import);
+    assert_eq!(refused.code, 1);
+    assert!(unwrapped(&refused.stderr).contains("`--rename FROM=TO`"), "{}", refused.stderr);
+    let typo = folder.planc(&format!("{import} --rename titan.txt --rename tok_embedings.*=x.*"));
+    assert_eq!(typo.code, 1);
+    let why = "no key is like the left side of `--rename tok_embedings.*=x.*`";
+    assert!(unwrapped(&typo.stderr).contains(why), "{}", typo.stderr);
+    folder.works(&format!("{import} --rename titan.txt --rename layers.*=model.layers.*"));
+    let same = folder.planc("ckpt diff ckpt back --param model.*");
+    assert_eq!(same.code, 0, "{}", same.stdout);
+    let wrong = folder.planc(&format!("{import} --rename a.*=b"));
+    assert_eq!(wrong.code, 1);
+    assert!(
+        unwrapped(&wrong.stderr).contains("`a.*=b` has 1 `*` before the `=` and 0 behind it"),
+        "{}",
+        wrong.stderr
+    );
+    // The file `latest` is no checkpoint.
+    let named = folder.planc("ckpt export hf ckpt/latest -o out");
+    assert_eq!(named.code, 1);
+    let text = unwrapped(&named.stderr);
+    assert!(
+        text.contains("names the newest checkpoint of a folder; name the folder, `ckpt`"),
+        "{text}"
+    );
 }

@@ -138,7 +138,14 @@ impl Loaded {
         matching.unexpected();
         matching.without_optimizer();
         let params = || layout.entries.iter().zip(&keys).filter(|it| it.0.kind == Kind::Param);
-        if params().next().is_some() && params().all(|it| it.1.is_empty()) {
+        let first = params().next().map(|it| it.0.key.clone());
+        if let Some(expected) = first.filter(|_| params().all(|it| it.1.is_empty())) {
+            if let Some((found, _)) = checkpoint.tensors().next()
+                && !matching.problems.is_empty()
+            {
+                let found = found.to_string();
+                matching.problems.insert(0, LoadProblem::Foreign { found, expected });
+            }
             let why = "no parameter at all is in the checkpoint: all keep their initial values";
             matching.warnings.push(why.to_string());
         }
