@@ -51,6 +51,11 @@ fn plans_are_proved_or_refused() {
 }
 
 #[test]
+fn indices_are_read_as_written_or_refused() {
+    replay("metadata", tests::fuzz::metadata);
+}
+
+#[test]
 fn profiles_price_or_are_refused() {
     replay("profile", tests::fuzz::profile);
 }

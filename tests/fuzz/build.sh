@@ -14,6 +14,6 @@ export CXXSTDLIB=static=stdc++
 export RUSTFLAGS="${coverage[*]} --cfg fuzzing -Lnative=$(dirname "$(g++ -print-file-name=libstdc++.a)")"
 triple=x86_64-unknown-linux-gnu
 cargo +nightly build --release --bins --target "$triple"
-for it in frames model plan profile; do
+for it in frames metadata model plan profile; do
   strip -o "$out/$it" "target/$triple/release/$it"
 done

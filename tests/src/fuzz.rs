@@ -15,6 +15,7 @@
 use std::ops::Range;
 use std::sync::LazyLock;
 
+use checkpoint::{Metadata, cover};
 use ir::checkpoint::CheckpointLayout;
 use ir::cost::{Target, Timeline};
 use ir::meaning::{Meaning, diff};
@@ -152,6 +153,28 @@ fn check_shown(message: &Message) {
     for text in texts {
         assert!(text.len() <= 8192 && !text.chars().any(char::is_control), "{text:?}");
     }
+}
+
+/// Reads the index of a checkpoint, looks for what its boxes do not cover, and writes it again.
+pub fn metadata(bytes: &[u8]) {
+    let index = match Metadata::read(bytes) {
+        Ok(it) => it,
+        Err(it) => return check_text(&it.to_string()),
+    };
+    for tensor in index.tensors.values() {
+        if let Err(it) = cover::check(&tensor.shape, tensor.chunks.iter().map(|it| &it.chunk)) {
+            check_text(&it.to_string());
+        }
+    }
+    index.problems.iter().for_each(|it| check_text(it));
+    let mut written = Vec::new();
+    index.write(&mut written).expect("memory takes what is written");
+    let again = Metadata::read(&written).unwrap_or_else(|it| panic!("{it} in what was written"));
+    assert_eq!(again.save_id, index.save_id, "written and read again");
+    assert!(again.tensors.keys().eq(index.tensors.keys()), "written and read again");
+    let mut twice = Vec::new();
+    again.write(&mut twice).expect("memory takes what is written");
+    assert_eq!(twice, written, "written twice");
 }
 
 /// The options in `// --mesh` and `// --set` comments at the start of a model.
