@@ -22,7 +22,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{self, ErrorKind};
+use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -31,6 +31,7 @@ use ir::random::stream_key;
 use super::disk;
 use super::lock::FolderLock;
 use crate::error::CheckpointError;
+use crate::map::open_regular;
 
 /// The index of a checkpoint.
 pub const METADATA: &str = ".metadata";
@@ -100,13 +101,19 @@ pub fn checkpoints(root: &Path) -> Result<Vec<u64>, CheckpointError> {
 }
 
 /// The checkpoint to go on from in a folder: the newest step, which `latest` does not name yet if a process ended
-/// before it could say so. Steps of a history that was given up go before `latest` moves.
+/// before it could say so. Steps of a history that was given up go before `latest` moves. Where `latest` ends with a
+/// newline, somebody chose it, and newer steps do not count.
 ///
 /// # Errors
 /// If the folder cannot be read.
 pub fn newest(root: &Path) -> Result<Option<PathBuf>, CheckpointError> {
-    match checkpoints(root)?.last() {
-        Some(&step) => Ok(Some(root.join(step_name(step)))),
+    let steps = checkpoints(root)?;
+    let mut latest = String::new();
+    // No name is longer. What cannot be read is no choice.
+    let _ = open_regular(&root.join(LATEST)).map(|it| it.take(256).read_to_string(&mut latest));
+    let chosen = latest.strip_suffix('\n').and_then(|it| step_of(it.trim_end()));
+    match chosen.filter(|it| steps.contains(it)).or(steps.last().copied()) {
+        Some(step) => Ok(Some(root.join(step_name(step)))),
         // That it names nothing is an error for who opens it.
         None if root.join(LATEST).exists() => Ok(Some(root.to_path_buf())),
         None => Ok(None),
@@ -288,7 +295,11 @@ impl StepFolder {
         // Before `latest` moves: until then, the newest step is what a run goes on from.
         note(&mut left, self.remove_steps(lock, abandoned))?;
         let part = self.root.join(format!(".step-{LATEST}.{}.tmp", self.run));
-        fill(&part, self.name.as_bytes())?;
+        let this = step_of(&self.name);
+        // An import of an older step, or one that could not be removed.
+        let is_newest = checkpoints(&self.root)?.last().copied() <= this;
+        let latest = if is_newest { self.name.clone() } else { format!("{}\n", self.name) };
+        fill(&part, latest.as_bytes())?;
         lock.check()?;
         rename(&part, &self.root.join(LATEST))?;
         sync_folder(&self.root)?;
@@ -546,6 +557,16 @@ mod tests {
             fs::create_dir(root.join(name)).unwrap();
             fs::write(root.join(name).join(METADATA), "").unwrap();
         }
+        assert_eq!(newest(&root), Ok(Some(root.join("step-2"))));
+        // Chosen by hand, and by whoever saves an older step beside newer ones.
+        fs::write(root.join(LATEST), "step-1\n").unwrap();
+        assert_eq!(newest(&root), Ok(Some(root.join("step-1"))));
+        let lock = FolderLock::acquire(&root, "c0ffee00", &mut |_| ()).unwrap();
+        let older = StepFolder::new(&root, 0, "c0ffee00");
+        older.create().unwrap();
+        assert_eq!(older.commit(&lock, b"", None, &[]), Ok(vec![]));
+        assert_eq!(newest(&root), Ok(Some(root.join("step-0"))));
+        fs::write(root.join(LATEST), "step-7\n").unwrap();
         assert_eq!(newest(&root), Ok(Some(root.join("step-2"))));
     }
 
