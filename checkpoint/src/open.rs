@@ -272,7 +272,7 @@ impl Checkpoint {
     pub fn will_need(&self, key: &str, chunk: &Chunk) -> u64 {
         let Some(tensor) = self.tensor(key) else { return 0 };
         // What cannot be read is reported when it is.
-        let fetch = |it: &StoredChunk| self.bytes(key, &it.item).map_or(0, |it| it.len() as u64);
+        let fetch = |it: &StoredChunk| self.fetched(key, &it.item).map_or(0, |it| it.len() as u64);
         self.whole_items(tensor, chunk).map(fetch).sum()
     }
 
@@ -490,7 +490,7 @@ impl Checkpoint {
         item: &Item,
         n_bytes: u64,
     ) -> Result<Content<'_>, CheckpointError> {
-        let bytes = self.bytes(key, item)?;
+        let bytes = self.fetched(key, item)?;
         match item.encoding {
             Encoding::Plain => Ok(Content::Archive(bytes)),
             Encoding::Zstd => unzstd(bytes, n_bytes)
@@ -512,16 +512,22 @@ impl Checkpoint {
         let range = usize::try_from(item.offset)
             .ok()
             .and_then(|start| Some(start..start.checked_add(usize::try_from(item.len).ok()?)?));
-        let Some(res) = range.clone().and_then(|it| bytes.get(it)) else {
+        range.and_then(|it| bytes.get(it)).ok_or_else(|| {
             let why = format!(
                 "the item is {} bytes long, and the file ends at byte {}: it is cut off",
                 item.len,
                 bytes.len()
             );
-            return Err(self.in_item(Broken::at(0, why), key, item));
-        };
+            self.in_item(Broken::at(0, why), key, item)
+        })
+    }
+
+    /// As [`Checkpoint::bytes`]; if there are many, the system begins to read them.
+    fn fetched(&self, key: &str, item: &Item) -> Result<&[u8], CheckpointError> {
+        let res = self.bytes(key, item)?;
         if item.len > 1 << 20 {
-            map.will_need(range.unwrap_or_default());
+            let start = item.offset as usize;
+            self.map_file(item.file)?.will_need(start..start + res.len());
         }
         Ok(res)
     }
