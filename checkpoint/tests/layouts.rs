@@ -68,7 +68,8 @@ fn latest_names_the_checkpoint() {
     fs::write(path.join("latest"), "step-5\n").unwrap();
     assert_eq!(Checkpoint::open(&path).unwrap().path(), step);
     fs::write(path.join("latest"), "../latest/step-5").unwrap();
-    assert!(error(&path).ends_with("names `../latest/step-5`, and there is no such folder"));
+    let newest = "there is no such folder; the newest checkpoint that is there is `step-5`";
+    assert!(error(&path).ends_with(&format!("names `../latest/step-5`, and {newest}")));
 }
 
 #[test]
