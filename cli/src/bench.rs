@@ -10,7 +10,7 @@ use runtime::{BenchOptions, BenchReport};
 use serde_json::json;
 
 use crate::input::PlanArgs;
-use crate::place::PlaceArgs;
+use crate::place::{self, PlaceArgs};
 use crate::report::{Format, Outcome, Ui, print, print_json};
 use crate::run::failure;
 use crate::table::{Align, Table, bytes, grouped, plural};
@@ -33,8 +33,8 @@ pub struct Args {
 
 /// Runs the command.
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
-    let plan = args.plan.plan(ui)?;
     let place = args.place.place(None, ui).map_err(|it| failure(&it, &args.plan.input))?;
+    let plan = place::plan(&args.plan, &place, ui)?;
     let speaks = place.launch.is_first();
     let seed = plan.run.seed;
     let options = BenchOptions { warmup: args.warmup, steps: args.steps, seed, place };

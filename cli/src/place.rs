@@ -4,12 +4,14 @@ use std::path::PathBuf;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+use codegen::Proved;
 use runtime::backend::compare::Comparison;
 use runtime::launch::{Launch, LaunchFlags};
 use runtime::{Place, RunError};
 
 use crate::controls::clean;
-use crate::report::{Ui, print_aside, warning};
+use crate::input::PlanArgs;
+use crate::report::{Outcome, Ui, print_aside, warning};
 
 /// Where to run.
 ///
@@ -79,4 +81,12 @@ impl PlaceArgs {
     pub fn is_cuda(&self) -> bool {
         self.device == Device::Cuda
     }
+}
+
+/// The plan to run. A rank that has none tells the others, which wait for it.
+pub fn plan(args: &PlanArgs, place: &Place, ui: &Ui) -> Outcome<Proved> {
+    args.plan(ui).inspect_err(|it| {
+        let (code, message, bug) = (it.code, it.message.clone(), it.is_bug);
+        place.tell(RunError::NoPlan { code, message, bug });
+    })
 }

@@ -14,7 +14,7 @@ use runtime::{Place, RunError, TokenWidth, TraceOptions, TrainOptions};
 
 use crate::controls::clean;
 use crate::input::{self, PlanArgs};
-use crate::place::PlaceArgs;
+use crate::place::{self, PlaceArgs};
 use crate::report::{Failure, Format, Outcome, Ui};
 use crate::target;
 
@@ -99,10 +99,10 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
             .help("add `--device cuda`"));
     }
     args.check_outputs()?;
-    let plan = args.plan.plan(ui)?;
     let (report, comparisons) = channel();
     let compare = args.compare.map(|Reference::Cpu| report);
     let place = args.place.place(compare, ui).map_err(|it| failure(&it, &args.plan.input))?;
+    let plan = place::plan(&args.plan, &place, ui)?;
     let speaks = place.launch.is_first();
     let options = args.options(&plan, place, ui)?;
     // Other processes say what goes wrong, and nothing else.

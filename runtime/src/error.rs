@@ -303,6 +303,16 @@ pub enum RunError {
         /// What is wrong with it, and what would fix it; never the secret.
         why: String,
     },
+    /// Why a rank has no plan to run.
+    #[error("{message}")]
+    NoPlan {
+        /// The code of what is wrong with it.
+        code: &'static str,
+        /// What is wrong.
+        message: String,
+        /// Whether it is our mistake.
+        bug: bool,
+    },
     /// Ranks that were not started alike.
     #[error("{who}: {}; start all ranks with the same program, model and options", differences.join(", "))]
     RanksDiffer {
@@ -727,7 +737,7 @@ impl RunError {
             RunError::Rendezvous { .. } => "PL0563",
             RunError::RanksDiffer { .. } => "PL0564",
             RunError::RankGone { .. } => "PL0565",
-            RunError::Remote { code, .. } => code,
+            RunError::Remote { code, .. } | RunError::NoPlan { code, .. } => code,
             RunError::Positions { cause, .. } => cause.code(),
             RunError::NotHere { .. } => "PL0566",
             RunError::JobSecret { .. } => "PL0567",
@@ -764,7 +774,7 @@ impl RunError {
     pub fn is_bug(&self) -> bool {
         match self {
             RunError::Rank { cause, .. } | RunError::Positions { cause, .. } => cause.is_bug(),
-            RunError::Remote { bug, .. } => *bug,
+            RunError::Remote { bug, .. } | RunError::NoPlan { bug, .. } => *bug,
             RunError::Panic { .. }
             | RunError::Stopped
             | RunError::NotInteger { .. }

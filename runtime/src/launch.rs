@@ -226,6 +226,13 @@ impl Hosted {
         Ok(Hosted { fault, ranks })
     }
 
+    /// Tells the other ranks of an error of this one, which therefore does not know what they run.
+    pub fn tell(process: &Process, error: RunError) {
+        let waits = Waits { meeting: Pulse::default().linger, answer: Duration::ZERO };
+        // It ends with that error anyway, whether the others hear of it or not.
+        let _ = Hosted::process(process, Vec::new(), (waits, Limits { data: 0 }), Err(error));
+    }
+
     /// Whether rank 0, which reports, is here.
     pub fn is_first(&self) -> bool {
         self.ranks[0].rank == 0

@@ -83,6 +83,17 @@ impl Place {
         }
     }
 
+    /// Tells the other ranks, if they are other processes, that this one has no plan to run.
+    pub fn tell(&self, error: RunError) {
+        match &self.launch {
+            // All refuse to run on the CPU.
+            Launch::Process(it) if it.world_size > 1 && self.device == Device::Cuda => {
+                Hosted::tell(it, error);
+            }
+            Launch::Process(_) | Launch::Threads => (),
+        }
+    }
+
     /// Whether this machine has what runs instructions.
     fn check_device(&self) -> Result<(), RunError> {
         match self.device {

@@ -137,7 +137,8 @@ fn check_shown(message: &Message) {
     let texts = match message {
         Message::Hello(it) => {
             let facts = it.facts.iter().flat_map(|it| [&it.0, &it.1]);
-            facts.chain([&it.host]).collect()
+            let failed = it.failed.iter().flat_map(|it| [&it.code, &it.message]);
+            facts.chain(failed).chain([&it.host]).collect()
         }
         Message::Refused(Refusal::Differs { who, differences }) => {
             differences.iter().chain([who]).collect()

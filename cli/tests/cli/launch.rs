@@ -71,6 +71,35 @@ fn ranks_that_fail_their_own_checks_end_together() {
     assert!(began.elapsed().as_secs() < 120, "it took {:?}", began.elapsed());
 }
 
+/// A rank without a plan comes to say so, and rank 0 does not wait for it until its time is up.
+#[test]
+fn a_rank_without_a_plan_tells_the_others() {
+    let folder = Folder::new("launch_no_plan", &[]);
+    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|it| it.local_addr());
+    let master = port.expect("a port that is free").to_string();
+    let began = std::time::Instant::now();
+    let ranks = [("model.ron", "0"), ("absent.ron", "1")].map(|(model, rank)| {
+        Command::new(env!("CARGO_BIN_EXE_planc"))
+            .args(["run", model, "--mesh", "2", "--device", "cuda", "--world-size", "2"])
+            .args(["--local-rank", "0", "--rank", rank, "--master", &master])
+            .current_dir(&folder.0)
+            .envs([SECRET, ("NO_COLOR", "1")])
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .expect("planc starts")
+    });
+    for (rank, child) in ranks.into_iter().enumerate() {
+        let output = child.wait_with_output().expect("it ends");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        // Without a driver, rank 0 has an error of its own.
+        let of_1 = stderr.contains("PL0601") && stderr.contains("absent.ron");
+        assert!(of_1 || rank == 0 && stderr.contains("PL0540"), "rank {rank}: {stderr}");
+    }
+    // Rank 0 would give a rank of which it hears nothing ten seconds.
+    assert!(began.elapsed().as_secs() < 9, "it took {:?}", began.elapsed());
+}
+
 /// The scripts of `docs/gpu.md`, with launchers that say what secret they would hand to ranks.
 #[test]
 fn the_scripts_of_the_docs_make_a_secret() {

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 use self::desk::Desk;
 use super::Master;
 use super::secret::{Key, NONCE, Nonces, nonce};
-use crate::comm::control::frame::{Hello, Limits, Message, Refusal, Sender};
+use crate::comm::control::frame::{Failure, Hello, Limits, Message, Refusal, Sender};
 use crate::comm::control::tcp::{Link, Pulse, Tcp};
 use crate::comm::control::{Fault, lock, ranks_text};
 use crate::error::RunError;
@@ -298,8 +298,9 @@ fn differences(theirs: &[(String, String)], ours: &[(String, String)]) -> Vec<Di
 
 /// The other ranks: finds rank 0 and waits until it has all.
 fn join(meeting: &Meeting, tcp: &Tcp, until: Instant) -> Result<(), RunError> {
-    let (link, host) = find(meeting, until)?;
     let (inner, fault) = (tcp.inner(), tcp.fault_handle());
+    let failed = fault.get().map(|it| (inner.failure(&it), it));
+    let (link, host) = find(meeting, failed.as_ref(), until)?;
     inner
         .add((0, &host), link, None)
         .map_err(|it| meeting.error(format!("the connection does not work: {it}")))?;
@@ -324,7 +325,10 @@ enum Try {
     NotYet(String),
 }
 
-fn find(meeting: &Meeting, until: Instant) -> Result<(Link, String), RunError> {
+/// The error of this rank, as others and as it sees it.
+type Failed<'a> = Option<&'a (Failure, RunError)>;
+
+fn find(meeting: &Meeting, failed: Failed, until: Instant) -> Result<(Link, String), RunError> {
     let (mut pause, mut patience) = (Duration::from_millis(20), PATIENCE);
     let mut found: Vec<String> = Vec::new();
     loop {
@@ -343,7 +347,12 @@ fn find(meeting: &Meeting, until: Instant) -> Result<(Link, String), RunError> {
             if !found.is_empty() && left().is_zero() {
                 break;
             }
-            match try_port(meeting, port, left().clamp(Duration::from_millis(200), patience)) {
+            match try_port(
+                meeting,
+                failed,
+                port,
+                left().clamp(Duration::from_millis(200), patience),
+            ) {
                 Try::Joined(link, host) => return Ok((*link, host)),
                 Try::Refused(error) => return Err(error),
                 Try::NotYet(what) if !found.contains(&what) => found.push(what),
@@ -357,7 +366,7 @@ fn find(meeting: &Meeting, until: Instant) -> Result<(Link, String), RunError> {
 }
 
 /// Tries all addresses of the master with one port, each for at most `limit`.
-fn try_port(meeting: &Meeting, port: u16, limit: Duration) -> Try {
+fn try_port(meeting: &Meeting, failed: Failed, port: u16, limit: Duration) -> Try {
     let addresses = match (meeting.master.host.as_str(), port).to_socket_addrs() {
         Ok(it) => it,
         Err(error) => return Try::NotYet(format!("no such host: {error}")),
@@ -366,7 +375,7 @@ fn try_port(meeting: &Meeting, port: u16, limit: Duration) -> Try {
     for address in addresses {
         let until = Instant::now() + limit;
         what = match TcpStream::connect_timeout(&address, limit) {
-            Ok(stream) => match greet(meeting, stream, port, until) {
+            Ok(stream) => match greet(meeting, failed, (stream, port), until) {
                 Try::NotYet(what) => what,
                 done => return done,
             },
@@ -376,7 +385,12 @@ fn try_port(meeting: &Meeting, port: u16, limit: Duration) -> Try {
     Try::NotYet(what)
 }
 
-fn greet(meeting: &Meeting, stream: TcpStream, port: u16, until: Instant) -> Try {
+fn greet(
+    meeting: &Meeting,
+    failed: Failed,
+    (stream, port): (TcpStream, u16),
+    until: Instant,
+) -> Try {
     let answer = || Try::NotYet(format!("port {port} does not answer as planc"));
     let mut timed = Timed { stream: &stream, until };
     let Ok((nonces, proof)) = exchange(&mut timed) else { return answer() };
@@ -386,12 +400,20 @@ fn greet(meeting: &Meeting, stream: TcpStream, port: u16, until: Instant) -> Try
             "port {port} is of another job, or of one with another secret than this rank's"
         ));
     }
-    let hello =
-        Message::Hello(Hello { rank: meeting.rank, host: host_name(), facts: meeting.facts() });
+    let hello = Message::Hello(Hello {
+        rank: meeting.rank,
+        host: host_name(),
+        facts: meeting.facts(),
+        failed: failed.map(|it| it.0.clone()),
+    });
     let mut out = key.seal(Sender::Other, &nonces);
     let mut frames = key.frames(Sender::First, &nonces, meeting.limits);
     let words = [&key.proof(Sender::Other, &nonces)[..], &out.frame(&hello)].concat();
     let heard = timed.write_all(&words).and_then(|()| frames.read(&mut timed));
+    if let (Ok(_), Some((_, error))) = (&heard, failed) {
+        // It has been said, whatever rank 0 makes of it.
+        return Try::Refused(error.clone());
+    }
     match heard {
         Ok(Message::Joined(host)) => Try::Joined(Box::new(Link { stream, out, frames }), host),
         Ok(Message::Refused(Refusal::Complete)) => Try::Refused(meeting.error(format!(

@@ -64,7 +64,7 @@ struct World {
 /// A hostile connection; the result is what rank 0 said to it.
 type Kind = fn(&World) -> io::Result<Vec<u8>>;
 
-const KINDS: [(&str, Kind); 22] = [
+const KINDS: [(&str, Kind); 23] = [
     ("connects and goes", |world| world.say(&[])),
     ("connects and is silent", |world| world.hold(&[])),
     ("starts as planc does and is silent", |world| world.hold(&MAGIC[..4])),
@@ -105,6 +105,12 @@ const KINDS: [(&str, Kind); 22] = [
         let failure = Failure { code: "PL0508".to_string(), message, bug: false };
         world.guess(Some("a guess of a stranger"), Message::Fail(failure))
     }),
+    ("guesses, and comes to say that it failed", |world| {
+        let Message::Hello(it) = hello(1) else { unreachable!("it was made so") };
+        let (code, message) = ("PL0508".to_string(), "all is lost".to_string());
+        let failed = Some(Failure { code, message, bug: false });
+        world.guess(Some("a guess of a stranger"), Message::Hello(Hello { failed, ..it }))
+    }),
     ("guesses, and obeys no terminal", |world| {
         let Message::Hello(it) = hello(1) else { unreachable!("it was made so") };
         let host = "\x1b]0;owned\x07\x1b[2J".to_string();
@@ -124,7 +130,7 @@ fn greeting() -> Vec<u8> {
 
 fn hello(rank: u64) -> Message {
     let facts = vec![("plan".to_string(), "8a03".to_string())];
-    Message::Hello(Hello { rank, host: "elsewhere".to_string(), facts })
+    Message::Hello(Hello { rank, host: "elsewhere".to_string(), facts, failed: None })
 }
 
 /// A stranger that has greeted and was answered.

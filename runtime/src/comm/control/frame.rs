@@ -47,6 +47,8 @@ pub struct Hello {
     pub host: String,
     /// The facts that must be the same on all ranks: names and values.
     pub facts: Vec<(String, String)>,
+    /// The error of a rank that cannot run, and comes to say so.
+    pub failed: Option<Failure>,
 }
 
 /// The answer of rank 0 to a rank that it does not take in.
@@ -173,17 +175,18 @@ impl Message {
     pub fn decode(kind: u8, payload: Vec<u8>) -> io::Result<Message> {
         let text = |max: usize| shown(&String::from_utf8_lossy(&payload), max);
         Ok(match kind {
-            HELLO => Message::Hello(serde_json::from_slice::<Hello>(&payload)?.clean()),
+            HELLO => {
+                let hello = serde_json::from_slice::<Hello>(&payload)?;
+                hello.failed.iter().try_for_each(Failure::check)?;
+                Message::Hello(hello.clean())
+            }
             JOINED => Message::Joined(text(NAME_MAX)),
             REFUSED => Message::Refused(serde_json::from_slice::<Refusal>(&payload)?.clean()),
             GO => Message::Go,
             DATA => Message::Data(payload),
             FAIL => {
                 let failure = serde_json::from_slice::<Failure>(&payload)?;
-                let number = failure.code.strip_prefix("PL").ok_or_else(invalid)?;
-                if number.len() != 4 || !number.bytes().all(|it| it.is_ascii_digit()) {
-                    return Err(invalid());
-                }
+                failure.check()?;
                 Message::Fail(failure.clean())
             }
             POSITION => Message::Position(text(TEXT_MAX)),
@@ -199,7 +202,8 @@ impl Hello {
         let (most, max) = FACTS_MAX;
         let facts = self.facts.iter().take(most);
         let facts = facts.map(|(name, value)| (shown(name, max), shown(value, max))).collect();
-        Hello { host: shown(&self.host, NAME_MAX), facts, ..self }
+        let failed = self.failed.map(Failure::clean);
+        Hello { rank: self.rank, host: shown(&self.host, NAME_MAX), facts, failed }
     }
 }
 
@@ -217,6 +221,13 @@ impl Refusal {
 }
 
 impl Failure {
+    /// `InvalidData`, unless the code looks as ours do.
+    fn check(&self) -> io::Result<()> {
+        let number = self.code.strip_prefix("PL").ok_or_else(invalid)?;
+        let is_code = number.len() == 4 && number.bytes().all(|it| it.is_ascii_digit());
+        if is_code { Ok(()) } else { Err(invalid()) }
+    }
+
     fn clean(self) -> Failure {
         Failure { message: shown(&self.message, TEXT_MAX), ..self }
     }

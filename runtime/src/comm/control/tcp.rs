@@ -213,7 +213,7 @@ impl Inner {
             let mut out = lock(&peer.out);
             lock(&self.state).peers[rank as usize] = Some(peer.clone());
             // Of a failure before it came it would not hear otherwise.
-            let failure = self.fault.get().map(|it| self.failure(&it));
+            let failure = self.fault.get().map(|it| Message::Fail(self.failure(&it)));
             let words = greeting.into_iter().chain(&failure);
             let words: Vec<u8> = words.flat_map(|it| out.frame(it)).collect();
             if let Err(error) = (&peer.stream).write_all(&words) {
@@ -327,18 +327,18 @@ impl Inner {
 
     /// Tells the other processes of a failure.
     fn tell(&self, error: &RunError) {
-        self.send_all(&self.failure(error));
+        self.send_all(&Message::Fail(self.failure(error)));
         lock(&self.state).told = true;
         self.changed.notify_all();
     }
 
-    /// The message that tells of a failure.
-    fn failure(&self, error: &RunError) -> Message {
-        Message::Fail(Failure {
+    /// A failure as others should see it.
+    pub(crate) fn failure(&self, error: &RunError) -> Failure {
+        Failure {
             code: error.code().to_string(),
             message: self.message(error),
             bug: error.is_bug(),
-        })
+        }
     }
 
     /// The error as others should see it: with the rank that it is from.
@@ -401,9 +401,7 @@ impl Inner {
             }
             // A process ends with the first failure, so that this is the only one that it keeps.
             Message::Fail(failure) if self.fault.get().is_none() => {
-                let Failure { code, message, bug } = failure;
-                // Codes are static everywhere else.
-                self.fault.raise(RunError::Remote { code: code.leak(), message, bug });
+                self.fault.raise(remote(failure));
             }
             // Messages of the handshake mean nothing here, and a beat has done its work by coming.
             Message::Fail(_)
@@ -469,6 +467,12 @@ impl Peer {
     fn gone(&self, how: String) -> RunError {
         RunError::RankGone { rank: self.rank, host: self.host.clone(), how }
     }
+}
+
+/// The error that another process failed with. For the first failure of a run only, since it is kept for good.
+pub(crate) fn remote(Failure { code, message, bug }: Failure) -> RunError {
+    // Codes are static everywhere else.
+    RunError::Remote { code: code.leak(), message, bug }
 }
 
 /// How a rank ended whose connection ended so.

@@ -17,8 +17,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::{HANDSHAKE, MAGIC, differences};
-use crate::comm::control::frame::{Frames, Hello, Limits, Message, Refusal, Sender};
-use crate::comm::control::tcp::{Inner, Link, Occupied};
+use crate::comm::control::frame::{Failure, Frames, Hello, Limits, Message, Refusal, Sender};
+use crate::comm::control::tcp::{Inner, Link, Occupied, remote};
 use crate::comm::control::{Fault, lock};
 use crate::error::RunError;
 use crate::launch::secret::{Key, NONCE, Nonces, nonce};
@@ -117,6 +117,11 @@ impl Desk {
     }
 
     fn receive(&self, inner: &Arc<Inner>, hello: &Hello, mut link: Link) {
+        if let Some(failure) = &hello.failed {
+            self.hear_of(inner, hello, failure);
+            let _ = link.stream.write_all(&link.out.frame(&Message::Bye));
+            return;
+        }
         let Some(refusal) = self.look_at(inner, hello) else {
             let joined = Message::Joined(self.host.clone());
             // A connection that does not work is one that tries again.
@@ -131,11 +136,28 @@ impl Desk {
         }
     }
 
+    /// Ends the run that waits for a rank which has failed. That rank need not know the facts, since that may be why.
+    fn hear_of(&self, inner: &Inner, hello: &Hello, failure: &Failure) {
+        let is_rank = self.is_secret || differences(&hello.facts, &self.facts).is_empty();
+        if is_rank && waits_for(inner, hello.rank) {
+            inner.refuse(hello.rank);
+            if self.fault.get().is_none() {
+                self.fault.raise(remote(failure.clone()));
+            }
+        } else if !self.is_secret {
+            *lock(&self.turned_away) = Some(format!("turned away: {}", failure.message));
+        }
+    }
+
     /// Why this rank cannot be of the run.
     fn look_at(&self, inner: &Inner, hello: &Hello) -> Option<Refusal> {
         // Whatever else is wrong with it: it is none of those that run, and must not end them.
         if inner.is_complete() {
             return Some(Refusal::Complete);
+        }
+        // It hears how the run failed, of which rank 0 may not know what it was to be.
+        if self.is_secret && self.fault.get().is_some() && waits_for(inner, hello.rank) {
+            return None;
         }
         let differ = differences(&hello.facts, &self.facts);
         if !differ.is_empty() {
@@ -172,6 +194,11 @@ impl Desk {
         *lock(&self.turned_away) = Some(away);
         Refusal::Differs { who: format!("{theirs} and rank 0 differ"), differences: names }
     }
+}
+
+/// Whether the run has not begun and lacks this rank.
+fn waits_for(inner: &Inner, rank: u64) -> bool {
+    !inner.is_complete() && inner.absent().iter().any(|&it| it as u64 == rank)
 }
 
 /// Waits until someone comes or says something, for some time.

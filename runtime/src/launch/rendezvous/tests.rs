@@ -440,27 +440,48 @@ fn an_impostor_of_rank_0_that_takes_ranks_in_does_not_hold_them() {
     end(ranks);
 }
 
-/// A rank whose own checks fail comes to say so, whichever it is, and whether it knows the others' facts.
+/// Meets as three ranks of which one has failed before, and returns what all end with.
+fn meet_failed(failing: usize, master: &Master, facts: Vec<(String, String)>) -> Vec<RunError> {
+    let mut meetings = [0, 1, 2].map(|it| meeting(it, 3, master));
+    meetings[0].timeout = Duration::from_secs(3);
+    meetings[failing].facts = facts;
+    let faults: [Arc<Fault>; 3] = Default::default();
+    faults[failing].raise(RunError::NoDriver);
+    scope(|scope| {
+        let ranks = meetings.iter().zip(&faults);
+        let ranks: Vec<_> = ranks.map(|(it, fault)| scope.spawn(|| meet(it, fault))).collect();
+        let met = ranks.into_iter().map(|it| it.join().expect("no panic"));
+        met.map(|it| it.expect_err("all end")).collect()
+    })
+}
+
+/// A rank whose own checks fail comes to say so, whichever it is, and whether it knows what the others run.
 #[test]
 fn a_rank_that_fails_its_own_checks_tells_the_others() {
-    for failing in [0, 2] {
-        let master = master(&[free_port()]);
-        let meetings = [0, 1, 2].map(|it| meeting(it, 3, &master));
-        let faults: [Arc<Fault>; 3] = Default::default();
-        faults[failing].raise(RunError::NoDriver);
-        let met = scope(|scope| {
-            let ranks = meetings.iter().zip(&faults);
-            let ranks: Vec<_> = ranks.map(|(it, fault)| scope.spawn(|| meet(it, fault))).collect();
-            ranks.into_iter().map(|it| it.join().expect("no panic")).collect::<Vec<Met>>()
-        });
-        drop(met);
-        for (rank, fault) in faults.iter().enumerate() {
-            let error = fault.get().expect("all end");
+    for (failing, is_secret, knows) in [
+        (0, true, true),
+        (0, true, false),
+        (0, false, true),
+        (2, true, true),
+        (2, true, false),
+        (2, false, true),
+    ] {
+        let ports = [free_port()];
+        let master = if is_secret { master(&ports) } else { open_master(&ports) };
+        let facts = if knows { meeting(0, 3, &master).facts } else { Vec::new() };
+        for (rank, error) in meet_failed(failing, &master, facts).iter().enumerate() {
             assert_eq!(error.code(), RunError::NoDriver.code(), "rank {rank}: {error}");
             let named = error.to_string().starts_with(&format!("rank {failing} ("));
             assert_eq!(named, rank != failing, "rank {rank}: {error}");
         }
     }
+    // Without a secret, it may be anyone.
+    let errors = meet_failed(2, &open_master(&[free_port()]), Vec::new());
+    let error = errors[0].to_string();
+    assert!(
+        error.contains("rank 2 did not come") && error.contains("turned away: rank 2 ("),
+        "{error}"
+    );
 }
 
 /// A stranger that has joined, without a secret, cannot make a rank grow: rank 0 takes no broadcasts, and
