@@ -301,7 +301,12 @@ fn nothing_is_replaced_unasked() {
     refused(import, "`latest` in `ckpt` would go back from step 2 to step 0");
     assert_eq!(folder.read("ckpt/latest"), "step-2");
     folder.works(&format!("{import} --force"));
-    assert_eq!(folder.read("ckpt/latest"), "step-0");
+    // The newline says that it was chosen: a run goes on from there, though step 2 is newer.
+    assert_eq!(folder.read("ckpt/latest"), "step-0\n");
+    let run = "run model.ron --mesh 2 --steps 1 --save ckpt --resume --allow-missing optim.*";
+    let resumed = folder.planc(run);
+    assert!(resumed.stdout.contains("resumed from ckpt/step-0 at step 1"), "{}", resumed.stderr);
+    assert_eq!(folder.read("ckpt/latest"), "step-1");
 }
 
 /// What the library of that name refuses: every command that reads such a file says so.
