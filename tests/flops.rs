@@ -176,8 +176,8 @@ fn ranks_along_an_axis_without_a_job_repeat_all_work() {
     assert_eq!(u128::from(with.flops) * 16, with.model_flops * 8);
 }
 
-/// From 458,752 tokens on, moving a weight is cheaper than moving the input of one GEMM. Then every rank would attend with
-/// all heads: a step of 445 s there and of 574 s at 524,288 tokens.
+/// From 458,752 tokens on, gathering a weight is cheaper than gathering the input of one GEMM. Without the second walk,
+/// every rank would compute all heads: a step would take 445 s there, and 574 s at 524,288 tokens.
 #[test]
 fn tensor_parallelism_holds_at_long_sequences() {
     let source = example("llama3-8b");

@@ -379,7 +379,7 @@ fn predicted(plan: &Plan) -> ir::cost::Timeline {
     ir::cost::Timeline::predict(plan, &ir::cost::Target::builtin("h200").unwrap())
 }
 
-/// cosmos-framework#161: reductions were in the update, one by one, and overlapped nothing.
+/// cosmos-framework#161: gradients that are reduced once a step overlap the last backward pass.
 #[test]
 fn gradients_that_are_reduced_once_are_reduced_beside_the_last_backward_pass() {
     let (every, last) = (in_four("EveryMicroBatch", &[]), in_four("LastMicroBatch", &[]));

@@ -126,7 +126,7 @@ impl File<'_> {
         }
     }
 
-    /// Says so if this is the text of a plan that was edited after planc wrote it.
+    /// Warns if a plan's text was edited after planc wrote it.
     pub fn tell_edited(&self, plan: &Plan, ui: &Ui) {
         let Some(stated) = ir::text::stated_digest(&self.text) else { return };
         let digest = Digest::of_plan(plan);
@@ -324,7 +324,8 @@ impl File<'_> {
     }
 }
 
-/// Bytes of the largest text that is read; a plan of 10,000 layers has less than half of it. A pipe may have no end.
+/// The largest text that planc reads, in bytes; a plan of 10,000 layers needs less than half of it. Without a limit,
+/// a pipe could fill the memory.
 const MAX_TEXT: u64 = 1 << 30;
 
 /// The text in a file, or out of a pipe or a terminal. `expected` says which file to name.
@@ -333,7 +334,7 @@ pub fn text(path: &Path, expected: &str) -> Outcome<String> {
         let why = reason(&it);
         let failure = Failure::new("PL0601", format!("cannot read `{}`: {why}", path.display()));
         match it.kind() {
-            // These are there, and something else was meant.
+            // The path exists, but it is no text file.
             io::ErrorKind::IsADirectory | io::ErrorKind::FileTooLarge | io::ErrorKind::Other => {
                 failure.help(expected)
             }

@@ -119,7 +119,7 @@ struct View {
     plan: String,
     /// The digest of its model; null of a plan that was written without one.
     model: Option<Digest>,
-    /// The plan's.
+    /// The digest of the plan.
     digest: Digest,
     mesh: MeshView,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,7 +1,7 @@
 //! `--mem-limit`: whether a rank's memory is enough, and if not, what takes it and what would take less.
 //!
-//! Nothing here is a guess: every choice that is named was planned, and its figure is that of its plan. The plan is
-//! thrown away, so nothing is proved of it, and a choice is given up as soon as it is known not to help.
+//! Every choice in the list was planned, and its figure comes from that plan. These plans are not proved and never
+//! run. Planning stops as soon as a choice is known not to help.
 
 use std::collections::BTreeMap;
 

@@ -36,8 +36,8 @@ pub enum Lint {
 }
 
 /// Share of a rank's FLOPs from which [`Lint::Repeated`] reports. Predicted steps are within a tenth of measured
-/// ones (`docs/cost.md`), so less is not seen in a prediction either. K and V of fewer heads than tensor parallelism
-/// has ranks are a few percent.
+/// ones (`docs/cost.md`), so a smaller share is within the error of a prediction. K and V projections that are
+/// repeated because tp exceeds the KV heads are a few percent.
 const REPEATED_SHARE: f64 = 0.1;
 
 /// A lint and the tensors that it is about.

@@ -284,7 +284,7 @@ pub fn note(ui: &Ui, message: &str, details: &serde_json::Value, text: &str) -> 
 
 /// Reports an error of the command line, as clap does unless the line asks for JSON, and leaves.
 pub fn leave_with_usage(error: &clap::Error) -> ! {
-    // An argument that is no text may be the error.
+    // The error may be an argument that is not UTF-8.
     let args = std::env::args_os().map(|it| it.to_string_lossy().into_owned());
     let args: Vec<String> = args.collect();
     let value = |name: &str| {

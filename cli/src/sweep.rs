@@ -71,7 +71,7 @@ struct Row {
     prediction: Prediction,
     #[serde(flatten)]
     needs: Needs,
-    /// The parts of the memory, if a rank needs too much.
+    /// The parts of a rank's memory, if the mesh does not fit.
     #[serde(skip_serializing_if = "Option::is_none")]
     too_large: Option<TooLarge>,
 }
@@ -82,12 +82,12 @@ struct TooLarge {
     kept_bytes: u64,
     temporary_bytes: u64,
     scratch_bytes: u64,
-    /// `step 411 of 3070, `matmul` making `h``; none if nothing is computed.
+    /// `step 411 of 3070, `matmul` making `h``; `None` if the plan computes nothing.
     peak: Option<String>,
-    /// The same without numbers, as layers and meshes share it.
+    /// The peak without numbers, by which meshes are grouped.
     #[serde(skip)]
     kind: String,
-    /// The largest of what is there then; repeated layers together.
+    /// The largest tensors at the peak; repeated layers together.
     largest: Vec<Held>,
 }
 

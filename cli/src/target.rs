@@ -33,8 +33,8 @@ pub fn load(name: &str) -> Outcome<Target> {
     })
 }
 
-/// Bytes as in `140GiB`, `80GB`, `80G`, `141e9`; a number without a unit is 1 MiB or more. Case does not matter, and
-/// `80G` is 80 GiB, as for Slurm, Docker and `ulimit`.
+/// Bytes as in `140GiB`, `80GB`, `80G`, `141e9`; a number without a unit is in bytes and must be at least 1 MiB.
+/// Case does not matter, and `80G` is 80 GiB, as for Slurm, Docker and `ulimit`.
 pub fn size(text: &str) -> Result<u64, String> {
     let text = text.trim();
     // A unit starts with a letter; so does no number but for its exponent.
@@ -68,12 +68,12 @@ pub fn size(text: &str) -> Result<u64, String> {
     Ok(bytes as u64)
 }
 
-/// Bytes that a rank needs: what is compared with a limit, and nothing else is.
+/// Bytes that a rank needs. Only their sum is compared with a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Needs {
-    /// What the plan says: both arenas and scratch.
+    /// Bytes of the plan: both arenas and scratch.
     pub planned_bytes: u64,
-    /// What the target takes beside it: context, modules, communicators. 0 without a target.
+    /// Bytes beside the plan: context, modules and communicators. 0 without a target.
     pub beside_bytes: u64,
 }
 
@@ -86,7 +86,7 @@ impl Needs {
         }
     }
 
-    /// Both: the figure that decides whether a plan fits.
+    /// The sum, which decides whether a plan fits.
     pub fn bytes(self) -> u64 {
         self.planned_bytes.saturating_add(self.beside_bytes)
     }

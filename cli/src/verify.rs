@@ -40,7 +40,7 @@ struct Certificate<'a> {
     coordinates: u64,
     /// The digest of its model; null of a plan that was written without one.
     model: Option<Digest>,
-    /// The plan's.
+    /// The digest of the plan.
     digest: Digest,
     holds: bool,
     properties: Vec<Line>,

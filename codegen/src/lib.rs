@@ -76,9 +76,9 @@ pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError
     }
 }
 
-/// The plan that [`compile`] makes, for its figures alone: no pass is verified and the plan is not proved, which is half
-/// of the work, so it is not to be run. `None` as soon as it is known that a rank keeps more than `most` bytes
-/// between steps.
+/// Returns the plan that [`compile`] makes, for its figures alone. No pass is verified and the plan is not proved,
+/// which saves half of the time; the plan must not run. Returns `None` as soon as a rank is known to keep more than
+/// `most` bytes between steps.
 pub fn price(mut graph: Graph, options: &Options, most: u64) -> Result<Option<Plan>, PassError> {
     let mut manager = PassManager { verification: Verification::Never, ..PassManager::default() };
     check_size(graph.exceeds())?;

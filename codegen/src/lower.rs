@@ -15,8 +15,8 @@
 //!
 //! ```text
 //! first    gathers the weights that are kept; writes the sums over micro-batches
-//! step     finds the weights; adds to the sums, where a GEMM or a reduction makes what is added as part of that
-//! last     the same; then moves and reduces the sums, which the graph has in `Update`
+//! step     reads those weights; GEMMs and reductions add to the sums directly
+//! last     does the same, then moves and reduces the sums (nodes of `Update` in the graph)
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,15 +77,15 @@ pub fn lower(graph: &Graph) -> Plan {
     lowering.finish()
 }
 
-/// A section that is made of nodes.
+/// One lowering of the forward and the backward pass.
 #[derive(Debug, Clone, Copy)]
 struct Pass {
     section: PlanSection,
-    /// No micro-batch is before it.
+    /// True for the first micro-batch.
     first: bool,
-    /// None is behind it.
+    /// True for the last micro-batch.
     last: bool,
-    /// Tells its temporaries from those of the last micro-batch.
+    /// Suffix of its temporaries' names; empty for the last micro-batch.
     suffix: &'static str,
 }
 
@@ -107,7 +107,7 @@ fn passes(graph: &Graph) -> &'static [Pass] {
     }
 }
 
-/// The nodes that run in another section than the graph has them in, and the values that outlive their section.
+/// Nodes that the plan runs in another section than the graph, and values that outlive their section.
 struct Stages {
     /// Nodes of `Update` that only move and reduce sums over micro-batches: the end of the last one.
     reduces: SecondaryMap<Node, bool>,
@@ -169,7 +169,7 @@ impl Stages {
         res
     }
 
-    /// When a node runs, all micro-batches being one.
+    /// Returns the section of a node, with `Step` for every micro-batch.
     fn stage(&self, graph: &Graph, node: Node) -> PlanSection {
         match self.reduces[node] {
             true => PlanSection::Step,
@@ -203,7 +203,7 @@ fn added_to(
     res
 }
 
-/// When a section runs, all micro-batches being one.
+/// Returns the plan's section for a section of the graph, with `Step` for every micro-batch.
 fn plan_section(section: Section) -> PlanSection {
     match section {
         Section::Prepare => PlanSection::Prepare,

@@ -104,7 +104,7 @@ pub enum Reason {
     },
 }
 
-/// All GEMMs on codes, in program order: those of one micro-batch, and what there is beside.
+/// All FP8 GEMMs in program order: those of `prepare`, of one micro-batch and of `update`.
 pub fn scaled_gemms(plan: &Plan) -> Vec<ScaledGemm> {
     let makers = Makers::of(plan);
     let compute = |it: &Instruction| match it {

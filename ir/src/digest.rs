@@ -1,11 +1,11 @@
-//! [`Digest`]: BLAKE3 of a model or of a plan, by which two of them are told apart.
+//! [`Digest`]: the BLAKE3 hash of a model or of a plan.
 //!
-//! A model's digest is of the text of its logical graph, after `--set`, without the mesh and without what only says
-//! where data lives and when it moves: layouts, units, recomputation. So it is the same on every mesh, in whatever order
-//! and with whatever comments the `model.ron` is written, and with its layers in a `Repeat` or one by one. Any change of what is computed changes it: an op, a
-//! size, a name, an init, the optimizer, the batch, the schedule.
+//! A model's digest covers the text of its logical graph after `--set`. It leaves out the mesh and everything that only
+//! places data or schedules work: layouts, FSDP units, recomputation. It does not depend on the order of fields, on
+//! comments, or on whether the layers are in a `Repeat` or written one by one. It changes with every op, size, name
+//! and init, and with the optimizer, the batch and the schedule.
 //!
-//! A plan's digest is of its text without the line that has the digest.
+//! A plan's digest covers its text without the `digest` line.
 
 use std::fmt;
 use std::str::FromStr;

@@ -237,8 +237,8 @@ pub enum Def {
     Param,
     /// Anything else that survives a step: moments, histories, compute weights. Starts as zeros.
     State,
-    /// A sum over the backward passes of a step, zero before the first of them. One node of `Backward` adds to it and
-    /// is stored there; besides that node, only `Update` reads it.
+    /// A sum over the backward passes of a step, zero before the first of them. One node of `Backward` reads it, adds
+    /// to it and stores the result there. Apart from that node, only `Update` reads it.
     Sum,
     /// Result `index` of `node`.
     Result {
@@ -275,8 +275,8 @@ pub struct ScopeData {
     pub parent: Option<Scope>,
     /// FSDP unit this module belongs to: parameters of one unit are gathered together.
     pub unit: u32,
-    /// The layer of the model that this module belongs to, counted from 0. What a layer reads of others is kept for the
-    /// backward pass.
+    /// The layer of the model that this module belongs to, counted from 0. Values that one layer reads from another are
+    /// kept for the backward pass.
     pub layer: Option<u32>,
     /// Which activations of this module are recomputed in the backward pass.
     pub checkpoint: Checkpoint,
@@ -300,8 +300,8 @@ pub enum AfterForward {
     KeepPiece(AxisSet),
 }
 
-/// Activation checkpointing policy of a layer. Ops have the names that a model gives them; what these cover is on
-/// each op: [`StandsFor`](crate::ops::StandsFor).
+/// Activation checkpointing policy of a layer. Ops are named as in the model. Each op says which name covers it:
+/// [`StandsFor`](crate::ops::StandsFor).
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Checkpoint {
     /// Keep everything that the backward pass reads.

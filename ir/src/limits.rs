@@ -1,7 +1,7 @@
-//! What a program holds in all, and whether planning can count it.
+//! Limits on the total size and work of a program.
 //!
 //! One tensor has at most [`TensorType::MAX_ELEMENTS`]. A program of many may still have more bytes, or take more
-//! operations, than the numbers of a plan hold: that is an error of the user, and no sum is wrong without a word.
+//! operations, than the numbers of a plan hold: planc reports this as an error of the user, so no sum overflows.
 
 use crate::ops::Op;
 use crate::plan::{Buffer, Instruction, Plan, PlanSection};
@@ -15,8 +15,8 @@ const MAX_GRAPH_BYTES: u128 = 1 << 60;
 /// The most bytes that all buffers of a plan have together: differences of sums of them are computed in an `i64`.
 const MAX_PLAN_BYTES: u128 = 1 << 63;
 
-/// The most operations, and the most bytes sent, of a rank in a step. Some of them count several times where the
-/// FLOPs of the model are told from those that run.
+/// The most operations, and the most bytes sent, of a rank in a step. The model FLOPs may count one operation
+/// several times, so there is room below 2^64.
 const MAX_A_STEP: u128 = 1 << 60;
 
 impl Graph {
@@ -81,7 +81,7 @@ impl Plan {
     }
 }
 
-/// Says by how much tensors have more than `most` bytes together, and which is the largest of them.
+/// Returns a message if tensors have more than `most` bytes together. It names the largest one.
 fn too_many_bytes<'a>(
     tensors: impl Iterator<Item = (&'a str, &'a TensorType)> + Clone,
     most: u128,
@@ -99,7 +99,7 @@ fn too_many_bytes<'a>(
 mod tests {
     use crate::text::parse_plan;
 
-    /// Why a plan with these statements cannot be read; empty if it can.
+    /// Returns the parser's error for a plan with these statements; empty if it parses.
     fn refused(statements: &str) -> String {
         let text = format!(
             "plan @p phase=lowered mesh=(dp=1) micro_batches=1000000 {{\n  comm c0 = (dp)\n  stream s0 = compute\n\

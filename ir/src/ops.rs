@@ -312,8 +312,8 @@ pub trait OpDef: Sized + Into<Op> {
         &[]
     }
 
-    /// The op that makes its one result of all operands but this one, which this op only adds to that; none
-    /// if it does more with it.
+    /// Returns the op for the other operands, if this op only adds this operand to their result. Returns
+    /// `None` if it does more with it.
     fn without(&self, _operand: usize) -> Option<Op> {
         None
     }
@@ -335,13 +335,14 @@ pub trait OpDef: Sized + Into<Op> {
         0
     }
 
-    /// The same as model FLOPs utilization (MFU) counts them: causal attention is not halved, and a backward pass
-    /// counts the products of its gradients, without those that it computes again.
+    /// Floating point operations as model FLOPs utilization (MFU) counts them: causal attention is not halved,
+    /// and a backward pass counts only the products that make gradients, not those that it recomputes.
     fn model_flops(&self, inputs: &[&[u64]], results: &[&[u64]]) -> u64 {
         self.flops(inputs, results)
     }
 
-    /// Results that are gradients of the loss although no operand is one: the backward pass starts with them.
+    /// Indices of results that are gradients of the loss although no operand is a gradient. The backward pass
+    /// starts with them.
     fn first_gradients(&self) -> &'static [usize] {
         &[]
     }
@@ -353,8 +354,8 @@ pub trait OpDef: Sized + Into<Op> {
 /// Real attributes of an op; see [`OpDef::numbers`].
 pub type Numbers = SmallVec<[Ranged; 4]>;
 
-/// The meaning of an op's results at the level of the model. Recipes and fusion make ops that no model has, and a
-/// model that names ops (`checkpoint: Selective(["matmul"])`) means these, too.
+/// The op of the model that an op's results belong to. Recipes and fusion make ops that no model has. A model
+/// that lists `matmul` in a checkpointing policy covers the GEMMs made from it, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StandsFor {
     /// The results of the op that has this name.

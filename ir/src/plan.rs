@@ -10,14 +10,14 @@
 //! ```text
 //! prepare    after init or load
 //! first      forward and backward pass of the first micro-batch
-//! step       of each micro-batch in between
-//! last       of the last micro-batch
+//! step       forward and backward pass of each micro-batch in between
+//! last       forward and backward pass of the last micro-batch
 //! update     once a step
 //! ```
 //!
-//! Where `first` or `last` is empty, `step` runs in its stead: a step of one micro-batch has `step` and
-//! `update` only. With several, `first` gathers the weights that the others find, and writes the sums to
-//! which the others add; `last` reduces those sums beside its backward pass.
+//! If `first` or `last` is empty, `step` runs instead: a step of one micro-batch has `step` and `update`
+//! only. With several, `first` gathers the weights that the others find, and writes the sums to which
+//! the others add; `last` reduces those sums beside its backward pass.
 
 mod clocks;
 mod profile;

@@ -10,7 +10,7 @@ pub enum RealRange {
     Finite,
     /// Above 0 and finite.
     Positive,
-    /// From 0 on and finite.
+    /// At least 0 and finite.
     NotNegative,
     /// A probability or a rate that leaves something: from 0 to below 1.
     Fraction,
@@ -18,7 +18,7 @@ pub enum RealRange {
     Above {
         /// The name of the other number.
         name: &'static str,
-        /// Its value.
+        /// The value of the other number.
         bound: f64,
     },
 }
@@ -28,7 +28,7 @@ pub enum RealRange {
 pub struct Ranged {
     /// The attribute or field.
     pub name: &'static str,
-    /// Its value.
+    /// The value.
     pub value: f64,
     /// The range that it must be in.
     pub range: RealRange,
@@ -40,7 +40,7 @@ pub struct Ranged {
 pub struct RangeError {
     /// The attribute or field.
     pub name: &'static str,
-    /// Its value.
+    /// The value that was found.
     pub found: String,
     /// The numbers that it may be.
     pub expected: String,

@@ -61,7 +61,7 @@ pub enum Place {
     },
     /// At a buffer of a plan.
     Buffer(Name),
-    /// At how a parameter of a program starts, and its other names.
+    /// At the init or the aliases of a parameter.
     Param(Name),
 }
 

@@ -294,8 +294,8 @@ pub enum Word {
     Pointer(Pointer),
     /// Eight bytes.
     Value(u64),
-    /// A word for each piece of a tensor: `of` in the lower half, and 0, 1, .. `n - 1` in the upper half. Only
-    /// behind all other words, so that those are where their index says.
+    /// A word for each piece of a tensor: `of` in the lower half, and 0, 1, .. `n - 1` in the upper half. It
+    /// must follow all other words, so that their indices stay valid.
     Pieces {
         /// The number of the tensor.
         of: u32,

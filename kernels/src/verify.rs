@@ -1,6 +1,7 @@
-//! [`prove`]: everything that is claimed of a plan; [`Proved`]: a plan of which it holds.
+//! [`prove`] checks all properties of a plan; [`Proved`] is a plan that has them.
 //!
-//! `ir` proves all but that every op has a kernel that takes its operands, and scratch for it: that is proved here.
+//! `ir` proves all properties except the kernels. This module checks that every op has a kernel for its operands,
+//! and scratch for it.
 //!
 //! On a CPU every op has one: [`run_f32`](crate::run_f32) or the op's reference, which take whatever the op
 //! type-checks on. For a GPU each op is lowered as it will be when the plan is loaded. An op that no GPU
@@ -21,7 +22,7 @@ use crate::cuda::scratch;
 pub struct Proved(Plan);
 
 impl Proved {
-    /// Proves a plan; what does not hold of it, otherwise.
+    /// Proves a plan. Returns the failed proof otherwise.
     pub fn of(plan: Plan) -> Result<Proved, Box<Proof>> {
         let mut proof = prove(&plan);
         if plan.phase < Phase::Planned {

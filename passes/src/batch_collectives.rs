@@ -172,7 +172,7 @@ fn local_bytes(graph: &Graph, value: Value) -> u64 {
 }
 
 /// Values on the way from the backward pass to a parameter's gradient: collectives, casts and
-/// accumulation, which nothing else reads; and what `Update` makes of sums over micro-batches.
+/// accumulation, which nothing else reads; and the collectives in `Update` that reduce sums over micro-batches.
 fn gradients(graph: &Graph) -> SecondaryMap<Value, bool> {
     let mut res: SecondaryMap<Value, bool> = SecondaryMap::new();
     for param in &graph.params {

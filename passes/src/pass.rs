@@ -58,20 +58,20 @@ pub struct Dump {
     pub text: String,
 }
 
-/// When a [`PassManager`] verifies.
+/// The passes after which a [`PassManager`] verifies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Verification {
     /// After every pass. A program that runs is verified.
     #[default]
     EveryPass,
-    /// Never: only figures of the program are used.
+    /// After no pass, for programs that never run.
     Never,
 }
 
 /// Runs passes in order.
 #[derive(Debug, Default)]
 pub struct PassManager {
-    /// When it verifies.
+    /// The passes after which it verifies.
     pub verification: Verification,
     /// Passes to dump after: names, or `all`.
     pub dump_after: Vec<String>,

@@ -3,10 +3,9 @@
 //! What survives a step gets bytes of its own, in order. Temporaries of all sections share one
 //! arena: a walk in issue order takes the smallest hole that fits at a buffer's first use and gives it
 //! back after its last. The sections of a step are one walk, and what one leaves for others is there to
-//! the end, so gradients take the place of activations. What several micro-batches share is placed below all
-//! else, and is there from the start: each of them finds it where it is. A result takes over the bytes of an operand that
-//! dies where the op allows it
-//! ([`ir::ops::OpDef::in_place`]). Streams run concurrently, so a hole carries the clock of its last tenants'
+//! the end, so gradients take the place of activations. Buffers that several micro-batches share are placed first, at
+//! the bottom of the arena, for the whole step. A result takes over the bytes of an operand that dies where the op
+//! allows it ([`ir::ops::OpDef::in_place`]). Streams run concurrently, so a hole carries the clock of its last tenants'
 //! uses, and only an instruction that is ordered after all of them may have it.
 
 use std::collections::{BTreeMap, BTreeSet};

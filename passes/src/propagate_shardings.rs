@@ -7,9 +7,10 @@
 //! its transpose. Weights and data stay where the user put them: moving one costs `PLACED_PENALTY` times
 //! as much. All moves are reported in [`Graph::moves`].
 //!
-//! A walk sees one node at a time, and not what follows from a choice. If it moved what the user placed and ranks
-//! compute products alike, a second walk moves nothing that the user placed unless it must. Both programs are priced as a
-//! whole ([`ir::cost`]), with what ranks repeat in the forward and the backward pass, and the cheaper one stays:
+//! A walk prices one node at a time and does not see the consequences of a choice. If it moved what the user placed and
+//! ranks compute products alike, a second walk moves nothing that the user placed unless it must. Both programs are
+//! priced as a whole ([`ir::cost`]), with what ranks repeat in the forward and the backward pass, and the cheaper one
+//! stays:
 //!
 //! ```text
 //! 8B on tp=4       q = x Wq^T, x of 458,752 tokens               attention, both passes
@@ -37,7 +38,7 @@ use crate::{Pass, PassError};
 /// How much dearer it is to move what the user placed, a weight or a batch of data, than an activation
 /// of the same size.
 const PLACED_PENALTY: f64 = 100.0;
-/// The same where it is moved only if nothing else is possible.
+/// The same for the second walk, which moves it only if nothing else is legal.
 const STAYS_PENALTY: f64 = 1e9;
 /// What a partial result costs later, as a share of its all-reduce: a reduce-scatter may do, but no
 /// less.

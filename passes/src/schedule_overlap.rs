@@ -243,8 +243,8 @@ impl ScheduleOverlap {
     }
 
     /// Issues what only stores a result (a cast, an accumulation) when that is there, so that it need not
-    /// be kept; for a reduction, when `in_flight` more have been issued. So also for sums of micro-batches that are
-    /// reduced then; whether there are any.
+    /// be kept; for a reduction, when `in_flight` more have been issued. Sums over micro-batches that are reduced
+    /// in this section are placed in the same way. Returns true if there are any.
     fn place_stores(
         &self,
         instructions: &[Instruction],
@@ -264,7 +264,7 @@ impl ScheduleOverlap {
                 served[comm].push(keys[index].0);
             }
         }
-        // `ends`: what it makes is stored or reduced for good, and no more. `adds`: it adds to a sum.
+        // `ends`: the result is only stored or reduced. `adds`: the instruction adds to a sum.
         let none = vec![false; instructions.len()];
         let (mut stores, mut ends, mut adds) = (none.clone(), none.clone(), none);
         let mut reduced = false;

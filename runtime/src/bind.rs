@@ -156,7 +156,7 @@ pub struct CollectiveCall {
 pub struct BoundPart {
     /// What this rank gives.
     pub src: Buffer,
-    /// What it gets.
+    /// The buffer that receives the data.
     pub dst: Buffer,
     /// True if it is added to the content of `dst`.
     pub adds: bool,

@@ -76,7 +76,6 @@ fn check(source: &str, set: &[(&str, &str)]) {
     }
 }
 
-// Compiled to "`prove` broke 1 invariant", on most meshes.
 #[test]
 fn weights_with_one_gradient_train_alike_on_every_mesh() {
     check(&two_weights(), &[]);

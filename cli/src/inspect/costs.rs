@@ -55,8 +55,8 @@ pub fn collectives(plan: &Plan) -> Vec<CollectiveView> {
     res
 }
 
-/// `[tp.dp, _] -> [tp, _] for `matmul` making `h``: a collective is there because what reads its result needs it
-/// laid out so.
+/// The layouts before and after a collective, and the reader that needs the second one: `[tp.dp, _] -> [tp, _] for
+/// `matmul` making `h``.
 fn why(plan: &Plan, part: &Part, reader: Option<&(PlanSection, usize)>) -> String {
     let layout = |it: Buffer| {
         let text = plan.buffers[it].sharding.display(&plan.mesh).to_string();

@@ -35,7 +35,6 @@ fn check(name: &str, set: &str, first: &str, meshes: &[&str]) {
     }
 }
 
-// `prove` broke an invariant of these.
 #[test]
 fn parameters_with_one_gradient() {
     for name in ["two_weights", "two_biases", "one_bias", "modules"] {

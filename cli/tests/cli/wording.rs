@@ -1,4 +1,4 @@
-//! What is printed says what is meant: each test runs a command whose words once said something else.
+//! Tests of messages: each runs a command and checks that its words are right.
 
 use std::fs;
 

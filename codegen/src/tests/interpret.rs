@@ -31,7 +31,7 @@ fn result(op: &Op, inputs: &[u64], index: usize) -> u64 {
     }
 }
 
-/// When each section runs, `step` being any micro-batch, with a number for what the runtime writes to inputs.
+/// The sections in running order, with `step` for any micro-batch, each with a seed for its inputs.
 fn sections() -> Vec<(PlanSection, u64)> {
     let mut res = vec![(PlanSection::Prepare, 0)];
     for step in 0..STEPS {

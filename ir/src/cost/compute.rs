@@ -156,8 +156,8 @@ pub fn op_seconds(op: &Op, inputs: &[TensorType], results: &[TensorType], target
     busy + moved as f64 / target.bandwidth.0
 }
 
-/// Seconds of so many operations and so many bytes read and written, at the rates of large GEMMs in bf16 and of copies:
-/// [`op_seconds`] without tiles, for comparing cuts of one op, of which each is as good as its share of the work.
+/// Returns the seconds for this many operations and bytes at the rates of large bf16 GEMMs and of copies. Unlike
+/// [`op_seconds`] it does not round to tiles, so it compares layouts of one op by their share of the work.
 pub fn work_seconds(flops: u64, bytes: u64, target: &Target) -> f64 {
     let rate = target.gemm.bf16.0 * target.sustained.0;
     flops as f64 / rate + bytes as f64 / target.bandwidth.0

@@ -33,9 +33,9 @@ pub struct Target {
     pub processors: Figure,
     /// Rows and columns of such a tile.
     pub tile: (u64, u64),
-    /// FLOP/s in bf16 that the maker promises, without sparsity: what MFU and HFU are of.
+    /// Peak bf16 FLOP/s of the data sheet, without sparsity. MFU and HFU are shares of it.
     pub peak: Figure,
-    /// The same in FP8; none where the machine multiplies no FP8, or nothing is promised.
+    /// Peak FP8 FLOP/s of the data sheet; `None` if the machine has no FP8 GEMMs or its data sheet has no figure.
     #[serde(default)]
     pub fp8_peak: Option<Figure>,
     /// GEMMs alone on a cool card.

@@ -21,8 +21,8 @@ pub struct Order<'a> {
     at: FxHashMap<(PlanSection, &'a str), usize>,
     /// By section and number: what has been run before.
     places: FxHashMap<PlanSection, Vec<Place>>,
-    /// By what a collective makes first: how many instructions of the compute stream it waits for, or those ahead of
-    /// it on its stream do.
+    /// For each collective, by its first result: the number of compute instructions that it, or a collective ahead
+    /// of it on its stream, waits for.
     after: FxHashMap<(PlanSection, &'a str), usize>,
 }
 
@@ -86,8 +86,7 @@ impl<'a> Order<'a> {
         }
     }
 
-    /// How many instructions of the compute stream are over when the last of those is that a collective itself waits
-    /// for.
+    /// Returns the number of compute instructions that a collective itself waits for.
     fn waits_for(&self, call: &Call) -> usize {
         let waited = call.after.iter().filter_map(|it| self.at.get(&(call.section, it.as_str())));
         waited.map(|it| it + 1).max().unwrap_or(0)

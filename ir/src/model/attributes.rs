@@ -58,7 +58,7 @@ pub(super) fn is_forward(kind: OpKind) -> bool {
     !(update || moves || quantizes(kind) || kind.name().ends_with("_grad"))
 }
 
-/// Ops that a recipe asks for and no model has.
+/// Returns true for ops that only recipes make.
 fn quantizes(kind: OpKind) -> bool {
     use OpKind::{Amax, DelayedScale, DelayedUpdate, Hadamard};
     use OpKind::{QuantMatmul, QuantScale, Quantize, QuantizeBlock, RoundMx, RoundNvFp4};
@@ -67,7 +67,7 @@ fn quantizes(kind: OpKind) -> bool {
     scales.contains(&kind) || codes.contains(&kind)
 }
 
-/// Ops that a recipe may add to a forward pass. It transposes FP8 data, too.
+/// Returns true for ops that a recipe may add to a forward pass, the transpose of FP8 data included.
 pub(super) fn is_made_by_recipes(kind: OpKind) -> bool {
     quantizes(kind) || kind == OpKind::Transpose
 }

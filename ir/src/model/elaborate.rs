@@ -25,7 +25,7 @@ use crate::quant::Recipe;
 use crate::run::Run;
 use crate::{Builder, DType, Graph, TensorType, Value};
 
-/// The most ops that repeating makes. A plan of so many takes some 7 GiB to make.
+/// The largest number of ops that a `Repeat` may produce. Compiling a plan of this size takes about 7 GiB.
 const MAX_OPS: usize = 1_000_000;
 
 /// Tensors between modules.
@@ -163,8 +163,8 @@ fn batch(model: &Model, layout: &Layout) -> Result<u64, ModelError> {
     Ok(batch)
 }
 
-/// A part of the model that shares its weights' gathers: what is before the first layer, a layer and what stands
-/// between it and the next one, or what is behind the last.
+/// Consecutive modules of one FSDP unit: those before the first layer, a layer with the modules up to the next
+/// one, or those after the last layer.
 struct Stretch {
     unit: u32,
     layer: Option<u32>,
@@ -189,11 +189,11 @@ impl Stretch {
     }
 }
 
-/// The iterations of a `Repeat`.
+/// The numbers of a `Repeat`'s iterations.
 pub(super) struct Numbers {
     /// Dotted path in front of the number.
     pub prefix: String,
-    /// The numbers.
+    /// The first number, and the one after the last.
     pub range: Range<u64>,
     /// The place of the `Repeat` in the source.
     pub at: String,
@@ -225,15 +225,15 @@ pub struct Cx<'a> {
     pub sequence_parallel: bool,
     /// Activation checkpointing of layers here.
     pub(super) checkpoint: Checkpoint,
-    /// Layers of the model, by number, that `Repeat`s leave their recipe.
+    /// Numbers of the layers that are quantized: not kept in `Bf16` by a `Repeat`.
     pub(super) quantized: Range<u64>,
-    /// Numbers of iterations so far.
+    /// The iterations elaborated so far.
     pub(super) numbers: Vec<Numbers>,
-    /// Layers so far; the number of the next one.
+    /// The number of layers so far, which is the next layer's number.
     pub(super) n_layers: u64,
-    /// Layers of the model.
+    /// The number of layers in the model.
     layers_in_all: u64,
-    /// The stretch of the module at hand, if that is in no layer.
+    /// The stretch of the current module, if it is outside of layers.
     stretch: Stretch,
     /// True while the module at hand is in a layer.
     is_in_layer: bool,
@@ -432,8 +432,8 @@ impl<'a> Cx<'a> {
         Err(problem.at(self.here("n")))
     }
 
-    /// Refuses to keep, or to compute again, results of an op that no node from number `first` on has. Collectives
-    /// depend on the mesh, and a recipe replaces ops: their names are right on any mesh, and under any recipe.
+    /// Returns an error if the policy lists an op that no node from number `first` on has. Collectives depend on
+    /// the mesh, and a recipe replaces ops: their names are right on any mesh, and under any recipe.
     pub fn check_checkpoint(
         &self,
         checkpoint: &Checkpoint,

@@ -157,7 +157,7 @@ pub enum Problem {
     IdleAxis {
         /// The axis.
         axis: String,
-        /// How many coordinates it has.
+        /// The number of coordinates.
         size: u32,
     },
     /// A placement that is none of this tensor.
@@ -179,7 +179,7 @@ pub enum Problem {
         size: u64,
         /// The axis, or axes.
         axis: String,
-        /// How many coordinates it has.
+        /// The number of coordinates.
         axis_size: u64,
         /// What would fix it.
         fix: String,
@@ -311,7 +311,7 @@ pub enum Problem {
     NoEffect {
         /// The field.
         field: String,
-        /// Why, and what has.
+        /// The reason, and what to write instead.
         why: String,
     },
     /// Two `Repeat`s whose iterations have the same name.
@@ -684,7 +684,8 @@ pub(super) fn nearest<'a>(found: &str, known: &'a [String]) -> Option<&'a str> {
     let (score, best) = scored.min_by_key(|it| it.0)?;
     let n = found.chars().count();
     let most = n.max(best.chars().count());
-    // Another letter in a word of two leaves too little to know it by: `cp` is not `dp`, and `pt` is `tp`.
+    // A word of two letters is matched only if both letters agree: `pt` suggests `tp`, `cp` does not
+    // suggest `dp`.
     let told = most > 2 || letters(&lower) == letters(&best.to_lowercase());
     (told && score <= 1 + most / 3 && score < n).then_some(best.as_str())
 }

@@ -1,8 +1,8 @@
 //! Every axis of a mesh has a job: it cuts data, weights or activations. Ranks along an axis that cuts nothing
 //! would all compute the same, so such an axis is an error, unless the model lists it in `replicas`.
 //!
-//! What an axis does is read off the shardings that elaboration pins. They are all that propagation starts from,
-//! so it never uses an axis that is in none of them.
+//! The check reads the shardings that elaboration pins. Propagation starts from them alone, so it never uses an
+//! axis that none of them has.
 
 use super::error::{At, ModelError, Problem};
 use super::layout::Layout;

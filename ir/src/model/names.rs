@@ -57,12 +57,12 @@ impl Names {
     }
 }
 
-/// The other paths that the module at hand, and those around it, have for parts.
+/// Paths of parts that override the naming scheme, from the current module and those around it.
 #[derive(Debug, Default)]
 pub(super) struct PartNames {
     /// The paths that modules state; those of inner modules come first.
     said: Vec<PartName>,
-    /// Keys of the parts that the innermost module with such paths has.
+    /// Keys of parts seen in the innermost module with overrides.
     parts: BTreeSet<String>,
 }
 
@@ -70,7 +70,7 @@ pub(super) struct PartNames {
 struct PartName {
     key: String,
     path: String,
-    /// The module, or one in it, has such a part.
+    /// True once a part with this key was named.
     found: bool,
 }
 

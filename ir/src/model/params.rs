@@ -263,7 +263,7 @@ pub(super) struct Patterns {
     decay: Vec<NamePattern>,
     no_decay: Vec<NamePattern>,
     frozen: Vec<NamePattern>,
-    /// In the order of the field.
+    /// Patterns of `parameters`, in the order of the file.
     parameters: Vec<NamePattern>,
 }
 

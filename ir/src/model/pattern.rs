@@ -1,4 +1,4 @@
-//! `NamePattern`: what fields of a model and flags of `planc` say of names of tensors.
+//! `NamePattern`: a pattern for names of tensors, in fields of a model and flags of `planc`.
 //!
 //! There is one dialect, that of shells without paths:
 //!
@@ -40,7 +40,7 @@ impl NamePattern {
         self.pattern.matches(name)
     }
 
-    /// As it was written.
+    /// Returns the pattern as the user wrote it.
     pub fn as_str(&self) -> &str {
         &self.text
     }
@@ -74,8 +74,7 @@ impl fmt::Display for NamePattern {
 mod tests {
     use super::*;
 
-    /// A table of patterns with names that each matches and does not. `*` alone decides the first rows, which all
-    /// fields and flags have always had; the others are those of `--param`.
+    /// A table of patterns with names that each matches and does not. The first rows use `*` alone.
     #[test]
     fn patterns_say_what_they_always_said() {
         let table: [(&str, &[&str], &[&str]); 26] = [

@@ -177,7 +177,7 @@ impl Fields {
         paths.iter().try_for_each(|(key, path)| self.name(&format!("names[\"{key}\"]"), path))
     }
 
-    /// Refuses fields of a module that is part of another, where those have no effect.
+    /// Returns an error if a part of a module sets one of these fields, which the part does not read.
     pub(super) fn no_effect(&self, fields: &[(&str, bool)], why: &str) -> Result<(), ModelError> {
         match fields.iter().find(|it| it.1) {
             None => Ok(()),
@@ -209,7 +209,7 @@ impl Fields {
         Err(problem.at(At::Path(self.join(field))))
     }
 
-    /// How a parameter starts.
+    /// Checks the numbers of an init.
     pub fn init(&self, field: &str, init: Option<Init>) -> Result<(), ModelError> {
         init.map_or(Ok(()), |it| self.numbers(field, &it.numbers()))
     }

@@ -148,10 +148,10 @@ pub struct Fsdp {
     pub axes: Option<Vec<String>>,
     /// The dimension that they shard; a parameter of fewer dimensions is sharded along its last.
     pub dim: usize,
-    /// Which modules are gathered together.
+    /// The modules that are gathered together.
     pub units: Units,
-    /// Whether weights of layers are gathered again for the backward pass, but for the last layer, and from how many
-    /// ranks.
+    /// Resharding after the forward pass: layers, except the last, gather their weights again for the backward pass,
+    /// within groups of this size if it is a number.
     pub reshard_after_forward: ReshardAfterForward,
     /// The same for all other modules: embedding, final norm, head.
     pub reshard_root: bool,
@@ -201,13 +201,13 @@ impl<'de> Deserialize<'de> for ReshardAfterForward {
     }
 }
 
-/// Which modules make one FSDP unit. Layers are `TransformerLayer`s, and iterations of a `Repeat` that have none. What
-/// is before the first layer is one unit, what is behind the last another.
+/// The modules of one FSDP unit. A layer is a `TransformerLayer`, or an iteration of a `Repeat` without one. The
+/// modules before the first layer are one unit, and those after the last layer another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Units {
-    /// One layer, and what stands between it and the next one.
+    /// Each layer, with the modules up to the next one.
     EachLayer,
-    /// So many layers, and what stands between them.
+    /// Groups of this many layers, with the modules between them.
     Layers(u32),
     /// The whole model is one unit.
     Model,

@@ -60,7 +60,8 @@ impl OpDef for CeLoss {
         results[1].data[0] = T::from_f64(count);
     }
 
-    /// None for `m`: it cancels with that of `sumexp` in the same `m`, see [`ce_max`](super::ce_max).
+    /// Returns no gradient for `m`: it cancels with the gradient from `ce_stats` for the same `m`,
+    /// see [`ce_max`](super::ce_max).
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
         let (dloss, sumexp, labels) = (cx.only(0)?, cx.inputs[1], cx.inputs[3]);
         let stats = cx.producer(sumexp);

@@ -9,8 +9,8 @@
 //! Where the vocabulary is sharded, each part is a partial result, and what is exchanged are three
 //! numbers per token. The loss `m + ln(sum(exp(logits - m))) - target` does not depend on `m`
 //! (raising it by `e` adds `e` and takes `ln(exp(e))` away), so every part treats `m` as a constant:
-//! the two gradients that it would get cancel exactly. Where they do not, as something else than a
-//! `ce_loss` of the same `m` reads `sumexp`, or something else reads `m`, there is no gradient.
+//! the two gradients that it would get cancel exactly. If another op reads `m` or `sumexp`, the
+//! gradients do not cancel, and autodiff reports an error.
 
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;

@@ -78,7 +78,8 @@ impl OpDef for CeStats {
         }
     }
 
-    /// None for `m`: it cancels with that of the `ce_loss` that reads `sumexp`, see [`ce_max`](super::ce_max).
+    /// Returns no gradient for `m`: it cancels with the gradient from `ce_loss` for the same `m`, see
+    /// [`ce_max`](super::ce_max).
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
         let cancels = cx.grads[0].is_none_or(|it| {
             let of = cx.producer(it);

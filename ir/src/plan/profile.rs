@@ -118,9 +118,9 @@ impl Plan {
         live.filter(|it| it.1.0 < index || !self.takes_over(at, it.0)).map(|it| it.0).collect()
     }
 
-    /// For each buffer of the step's arena, the first and the last instruction of a timeline, or of its last
-    /// sections, that touches it; what is carried is there to the end, and from the start if an earlier section
-    /// made it.
+    /// Returns the first and the last instruction that touches each buffer of the step's arena, in a timeline
+    /// or its last sections. A carried buffer lives to the end, and from the start if an earlier section made
+    /// it.
     pub fn spans(&self, sections: &[PlanSection]) -> SecondaryMap<Buffer, Option<(usize, usize)>> {
         let mut res: SecondaryMap<Buffer, Option<(usize, usize)>> = SecondaryMap::new();
         res.resize(self.buffers.len());

@@ -1,4 +1,4 @@
-//! Which floating point operations of a plan training needs, and which of them several ranks do alike.
+//! Model FLOPs of a plan, and the FLOPs that several ranks repeat.
 //!
 //! A plan has global types, so the operations of an instruction on global shapes count every token once,
 //! whatever the mesh is. Of the instructions of a micro-batch, two kinds count as work of the model:
@@ -70,7 +70,8 @@ pub(crate) fn model_flops(plan: &Plan) -> u128 {
     res * u128::from(plan.micro_batches)
 }
 
-/// For each instruction of the last micro-batch, true if the loss depends on it. `None` if there is no loss.
+/// Returns, for each instruction of the last micro-batch, true if the loss depends on it. Returns `None` if
+/// there is no loss.
 fn forward(plan: &Plan) -> Option<Vec<bool>> {
     let loss = plan.results.iter().find(|it| it.0 == "loss")?.1;
     let mut needed: EntitySet<Buffer> = EntitySet::with_capacity(plan.buffers.len());
@@ -117,8 +118,8 @@ fn need(instruction: &Instruction, needed: &mut EntitySet<Buffer>) -> bool {
 /// The buffers that depend on a gradient, for a walk over a micro-batch in issue order.
 struct Gradients<'a> {
     reached: EntitySet<Buffer>,
-    /// Ops without operands in the forward pass. Any other starts the backward pass (the gradient of the loss in
-    /// itself, a gradient that is zero), but for a copy of one of these that is computed again.
+    /// Ops without operands in the forward pass. Every other op without operands starts the backward pass,
+    /// unless it recomputes one of these.
     constants: FxHashSet<&'a Op>,
 }
 

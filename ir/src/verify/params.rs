@@ -1,4 +1,4 @@
-//! Parameters of a graph or a plan: how they start, and their other names.
+//! Checks the inits and aliases of parameters, of a graph or a plan.
 //!
 //! An alias is a name under which weights are read and saved besides the parameter's own. It belongs to one parameter,
 //! and is not the name of another: a checkpoint would hold one tensor under the name of the other.
@@ -17,7 +17,7 @@ pub(super) struct Declared<'a> {
 /// Faults of parameters, each with the index of the parameter.
 pub(super) fn faults(params: &[Declared<'_>]) -> Vec<(usize, String)> {
     let mut res = Vec::new();
-    // Who has a name, and whether it is a name of its own.
+    // For each name, the parameter that has it, and whether it is the parameter's own name.
     let mut owners: FxHashMap<&str, (usize, bool)> =
         FxHashMap::with_capacity_and_hasher(params.len(), FxBuildHasher);
     params.iter().enumerate().for_each(|(i, it)| {

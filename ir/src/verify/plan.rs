@@ -15,7 +15,7 @@
 //! [`prove`] adds, for a plan that is done, what makes it a training step: `values`, `gradients`, `states`,
 //! `checkpoint`, and the exact sizes of `memory`.
 //!
-//! That a plan computes its model is not proved; see [`NOT_PROVED`](crate::verify::NOT_PROVED).
+//! The proof does not show that a plan computes its model; see [`NOT_PROVED`](crate::verify::NOT_PROVED).
 //!
 //! Order, bytes and the peak are counted here independently of passes: `accesses` has clocks of its own.
 //! Trusted are the placement algebra ([`crate::placement`]), ops' factors ([`crate::ops`]) and the layout of

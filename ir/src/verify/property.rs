@@ -24,7 +24,7 @@ pub enum Property {
     Races,
     /// Memory is as large as stated.
     Memory,
-    /// Each optimizer gets one tensor that `step` makes. That it is the gradient is not proved.
+    /// Each optimizer gets one tensor that `step` makes. The proof does not show that it is the gradient.
     Gradients,
     /// States go from step to step.
     States,

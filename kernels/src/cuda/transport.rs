@@ -313,7 +313,7 @@ struct Maker<'a> {
     before: Boxes,
     transfers: Vec<Transfer>,
     after: Boxes,
-    /// At last, what has arrived is added to sums.
+    /// Kernels that add the received data to the sums, after all transfers.
     adds: Vec<Work>,
     /// Bytes of the workspace that are taken.
     workspace: u64,

@@ -1,4 +1,4 @@
-//! Which activations a checkpointing policy computes again, by the names that a model gives to ops.
+//! Decides which activations a checkpointing policy recomputes, from the model's names of ops.
 //!
 //! A recipe has replaced some of the ops that the model names, and fusion will replace more. [`StandsFor`] says what
 //! the model calls them, so under `Selective(["matmul", "rms_norm"])` and FP8:
@@ -91,7 +91,7 @@ impl<'a> Policy<'a> {
 enum Listed {
     Yes,
     No,
-    /// As much as it lists the op that makes this value.
+    /// Listed if the policy lists the op that makes this value.
     Like(Value),
     /// The op makes a scale, or a number that a scale is made of.
     Scale,

@@ -203,7 +203,7 @@ impl Loaded {
         Ok(())
     }
 
-    /// Says so if another model saved the checkpoint. What fits is loaded all the same.
+    /// Warns if another model saved the checkpoint. Tensors with the same names and shapes are loaded.
     fn compare_model(&mut self) -> Result<(), RunError> {
         let saved = self.source.object(&format!("{DIGESTS}model"))?;
         let saved = saved.as_ref().and_then(Value::as_str);

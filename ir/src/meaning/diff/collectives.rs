@@ -86,13 +86,13 @@ impl<'a> Cx<'a> {
     }
 }
 
-/// For each tensor that only this plan sends, the first one ahead of it on its stream that the other plan sends too.
+/// Caches, for tensors that only this plan sends, the nearest one ahead of it on its stream that both plans send.
 #[derive(Default)]
 struct Ahead<'a>(FxHashMap<&'a str, Option<&'a str>>);
 
 impl<'a> Ahead<'a> {
-    /// `behind`, or the first ahead of it that both plans send: what only one of them sends is no change in the order
-    /// of all else.
+    /// `behind`, or the first ahead of it that both plans send: a tensor that only one plan sends does not change the
+    /// order of the others.
     fn sent_by_both(
         &mut self,
         side: &Side<'a>,

@@ -37,17 +37,17 @@ const NOTHING: &str = "zz_nothing";
 struct Name {
     /// The struct and the field that it is in, as in `Block.params key`.
     place: String,
-    /// Its bytes, quotes included.
+    /// The byte range, quotes included.
     bytes: Range<usize>,
 }
 
-/// What a source consists of.
+/// The names, words and structs of a source.
 #[derive(Default)]
 struct Parts {
     names: Vec<Name>,
     /// Words that are no keys, with the bytes of what stands in brackets behind them.
     words: Vec<(Range<usize>, Option<Range<usize>>)>,
-    /// What stands in round brackets, and the keys there.
+    /// The byte range in each pair of round brackets, and the keys there.
     structs: Vec<(Range<usize>, BTreeSet<String>)>,
 }
 
@@ -151,7 +151,7 @@ fn elaborated(source: &str, mesh: &str) -> Result<Graph, ModelError> {
 
 #[test]
 fn the_corpus_writes_every_field() {
-    // By the list of what may stand there: what does.
+    // The fields that the corpus writes, by the list of the fields that are allowed.
     let mut fields: BTreeMap<Vec<String>, (String, BTreeSet<String>)> = BTreeMap::new();
     let mut words: BTreeMap<Vec<String>, BTreeSet<String>> = BTreeMap::new();
     for (source, mesh) in CORPUS {

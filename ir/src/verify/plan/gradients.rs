@@ -1,7 +1,7 @@
 //! `gradients`: an optimizer trains with a tensor that `step` makes once, or sums over its micro-batches.
 //!
-//! That this tensor is the gradient of the optimizer's parameter is not proved: two gradients of one type that were
-//! exchanged pass.
+//! The proof does not show that this tensor is the gradient of the optimizer's own parameter: exchanging two
+//! gradients of one type passes.
 //!
 //! ```text
 //! step     %w.grad = ..                          carried, where a step has one micro-batch; or

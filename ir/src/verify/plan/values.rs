@@ -1,9 +1,8 @@
 //! `values`, beyond what `accesses` sees: a buffer holds one value a section, and no value is made in vain.
 //!
 //! Temporaries and carried buffers are written once a timeline, except that several micro-batches may add to one sum;
-//! states and parameters are written once a section. Two
-//! values in one buffer would be told apart by order alone, which no name shows. And what nothing reads is
-//! a contribution that is lost.
+//! states and parameters are written once a section. Two values in one buffer would be told apart by order alone,
+//! which no name shows. And a value that nothing reads is a lost contribution.
 
 use smallvec::SmallVec;
 
