@@ -19,6 +19,7 @@ use crate::input::{self, File, Input, ModelArgs};
 use crate::limit::{self, Limit};
 use crate::lint::{self, Finding, Lint};
 use crate::moves;
+use crate::output::{self, ForceArgs, Output};
 use crate::report::{self, Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::{Align, Table, bytes, elided, percent, plural, seconds, short, wrapped};
 use crate::target::{self, Needs, Prediction};
@@ -38,6 +39,8 @@ pub struct Args {
     /// Where to write.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    #[command(flatten)]
+    force: ForceArgs,
     /// Print the program at the end of a phase, instead of a summary.
     #[arg(long, value_enum)]
     emit: Option<Emit>,
@@ -61,6 +64,12 @@ pub struct Args {
     /// Make an error of a lint.
     #[arg(long, value_enum, value_name = "LINT")]
     deny: Vec<Lint>,
+}
+
+impl Args {
+    fn program<'a>(&self, flag: &'a str, path: &'a Path) -> Output<'a> {
+        Output { flag, path, format: output::Format::Program, force: self.force.force }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -143,8 +152,9 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         }
     };
     let output = args.output.clone().unwrap_or_else(|| default_output(&args.input));
+    let file_out = args.program("-o", &output);
     if args.output.is_some() || args.emit.is_none() {
-        input::check_output("-o", &output, &args.input)?;
+        file_out.check([&*args.input])?;
     }
     let emit_after = args.emit.and_then(Emit::last_pass);
     let mut options = args.model.options();
@@ -185,7 +195,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
             (None, _) => return Err(Failure::bug("the phase to emit was not reached")),
         };
         match &args.output {
-            Some(path) => input::write(path, &text)?,
+            Some(_) => file_out.write(&text)?,
             None => print(&text),
         }
         if args.time_passes {
@@ -203,7 +213,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         let limit = Limit { bytes, target: target.as_ref(), named: args.mem_limit.is_some() };
         limit::check(&plan, &limit, variant.as_ref())?;
     }
-    input::write(&output, &ir::text::print_plan(&plan))?;
+    file_out.write(&ir::text::print_plan(&plan))?;
     let (summary, memory) = (in_users_words(summary, &plan.mesh), memory_profile(&plan));
     let needs = limit.map(|limit| (Needs::of(&plan, target.as_ref()), limit));
     let compiled = Compiled {
@@ -288,7 +298,10 @@ fn dump(args: &Args, ui: &Ui, dumps: &[Dump]) -> Outcome {
         match &args.dump_dir {
             Some(folder) => {
                 let name = format!("{:02}-{}.ir", i + 1, dump.pass);
-                input::write(&folder.join(name), &dump.text)?;
+                let path = folder.join(name);
+                let file = args.program("--dump-dir", &path);
+                file.check([&*args.input])?;
+                file.write(&dump.text)?;
             }
             None => {
                 let details = json!({ "pass": dump.pass, "ir": dump.text });

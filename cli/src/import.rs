@@ -6,7 +6,8 @@ use checkpoint::hf::config::{self, Choices, ConfigError};
 use ir::model::MeshSpec;
 use serde_json::json;
 
-use crate::input::{self, File};
+use crate::input::File;
+use crate::output::{self, ForceArgs, Output};
 use crate::report::{Failure, Format, Outcome, Ui, print, print_json};
 use crate::table::{plural, short};
 
@@ -34,6 +35,8 @@ struct Hf {
     /// Where to write; stdout by default.
     #[arg(short, long, value_name = "MODEL.ron")]
     output: Option<PathBuf>,
+    #[command(flatten)]
+    force: ForceArgs,
     /// Sequences of a step.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
     batch: u64,
@@ -65,9 +68,11 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let model = ir::model::parse(&imported.text).map_err(bug_or_sizes)?;
     let mesh = MeshSpec::parse("1").map_err(bug_or_sizes)?;
     let graph = ir::model::elaborate(&model, &mesh).map_err(bug_or_sizes)?;
-    input::check_output("-o", output, &path)
-        .map_err(|it| it.help("name another file, as in `-o model.ron`"))?;
-    input::write(output, &imported.text)?;
+    let force = args.force.force;
+    let file_out = Output { flag: "-o", path: output, format: output::Format::Model, force };
+    let help = "name another file, as in `-o model.ron`, or add `--force` if this one may go";
+    file_out.check([&*path]).map_err(|it| it.help(help))?;
+    file_out.write(&imported.text)?;
     let tensors = graph.params.len() as u64;
     let parameters: u64 = graph.params.iter().map(|it| graph.ty(it.value).n_elements()).sum();
     match ui.format {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, IsTerminal, Read};
 use std::ops::Range;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -428,38 +428,6 @@ pub fn without_errno(text: &str) -> String {
     let Some((before, rest)) = text.split_once(" (os error ") else { return text.to_string() };
     let after = rest.split_once(')').map_or("", |it| it.1);
     format!("{before}{after}")
-}
-
-/// Refuses to write over what a program was made from: the input itself, any model, a part of a checkpoint.
-/// `flag` names the output.
-pub fn check_output(flag: &str, output: &Path, input: &Path) -> Outcome {
-    let refused = |what: &str| {
-        let message = format!("`{flag} {}` {what}", output.display());
-        Err(Failure::new("PL0613", message).help("name another file, as in `-o model.plan`"))
-    };
-    if is_same_file(output, input) {
-        return refused(&format!("would overwrite `{}`", input.display()));
-    }
-    if output.exists() && output.extension().is_some_and(|it| it == "ron") {
-        return refused("would overwrite a model");
-    }
-    if output.parent().is_some_and(|it| it.join(".metadata").is_file()) {
-        return refused("would change a checkpoint");
-    }
-    Ok(())
-}
-
-/// Whether two paths lead to one file, which may have several names.
-pub fn is_same_file(a: &Path, b: &Path) -> bool {
-    let identity = |it: &Path| fs::metadata(it).map(|it| (it.dev(), it.ino()));
-    a == b || matches!((identity(a), identity(b)), (Ok(a), Ok(b)) if a == b)
-}
-
-/// Writes a file that was asked for.
-pub fn write(path: &Path, text: &str) -> Outcome {
-    fs::write(path, text).map_err(|it| {
-        Failure::new("PL0601", format!("cannot write `{}`: {}", path.display(), reason(&it)))
-    })
 }
 
 #[cfg(test)]

@@ -14,7 +14,8 @@ use ir::plan::Plan;
 use serde::Serialize;
 
 use crate::grid::Cuts;
-use crate::input::{PlanArgs, check_output, write};
+use crate::input::PlanArgs;
+use crate::output::{self, ForceArgs, Output};
 use crate::page::page;
 use crate::report::{Failure, Outcome, Ui, print_view};
 use crate::table::{bytes, grouped};
@@ -61,6 +62,8 @@ pub struct Args {
     /// Writes all of it as one page for a browser, with predicted times; the page needs no network.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["coord", "param", "states", "collectives", "memory", "amax"])]
     html: Option<PathBuf>,
+    #[command(flatten)]
+    force: ForceArgs,
     /// The machine that times on the page are for: a100, b200, cpu, h100, h200 (the default), or a
     /// profile of your own (.ron).
     #[arg(long, value_name = "TARGET", requires = "html")]
@@ -80,11 +83,13 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
 /// Writes the page and says where.
 fn write_page(plan: &Plan, path: &Path, args: &Args, ui: &Ui) -> Outcome {
     let target = target::load(args.target.as_deref().unwrap_or("h200"))?;
-    check_output("--html", path, &args.plan.input)?;
+    let force = args.force.force;
+    let file = Output { flag: "--html", path, format: output::Format::Page, force };
+    file.check([&*args.plan.input])?;
     // Says so if the machine cannot run it.
     Prediction::of(plan, &target)?;
     let page = page(plan, &target);
-    write(path, &page)?;
+    file.write(&page)?;
     if ui.quiet {
         return Ok(());
     }

@@ -18,6 +18,7 @@ mod inspect;
 mod limit;
 mod lint;
 mod moves;
+mod output;
 mod page;
 mod place;
 mod report;

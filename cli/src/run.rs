@@ -14,6 +14,7 @@ use runtime::{Place, RunError, TokenWidth, TraceOptions, TrainOptions};
 
 use crate::controls::clean;
 use crate::input::{self, PlanArgs};
+use crate::output::{self, ForceArgs, Output, is_same_file};
 use crate::place::{self, PlaceArgs};
 use crate::report::{Failure, Format, Outcome, Ui};
 use crate::target;
@@ -50,6 +51,8 @@ pub struct Args {
     /// The log on stdout for people or for programs, an object a line; by default as --format.
     #[arg(long, value_enum)]
     log_format: Option<Format>,
+    #[command(flatten)]
+    force: ForceArgs,
     /// Write when each instruction ran, beside when it was predicted to, for Perfetto (ui.perfetto.dev).
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
@@ -98,12 +101,15 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         return Err(Failure::new("PL0609", "`--compare cpu` compares the CPU with itself")
             .help("add `--device cuda`"));
     }
-    args.check_outputs()?;
     let (report, comparisons) = channel();
     let compare = args.compare.map(|Reference::Cpu| report);
     let place = args.place.place(compare, ui).map_err(|it| failure(&it, &args.plan.input))?;
-    let plan = place::plan(&args.plan, &place, ui)?;
     let speaks = place.launch.is_first();
+    // Rank 0 writes. Other processes may find its files there, in part.
+    if speaks {
+        args.check_outputs()?;
+    }
+    let plan = place::plan(&args.plan, &place, ui)?;
     let options = args.options(&plan, place, ui)?;
     // Other processes say what goes wrong, and nothing else.
     let quiet = Ui { quiet: ui.quiet || !speaks, ..*ui };
@@ -133,17 +139,22 @@ fn steps(text: &str) -> Result<RangeInclusive<u64>, String> {
 }
 
 impl Args {
-    /// Refuses files to write that are read, or that are one file.
+    /// Refuses files to write that are read, that are one file, or that planc did not write.
     fn check_outputs(&self) -> Outcome {
-        let outputs = [("--trace", &self.trace), ("--metrics", &self.metrics)];
-        let outputs = outputs.into_iter().filter_map(|(flag, it)| Some((flag, it.as_ref()?)));
         let target = self.target.as_ref().map(PathBuf::from);
-        let inputs = std::iter::once(&self.plan.input).chain(&self.data).chain(&self.weights);
-        for input in inputs.chain(&target) {
-            outputs.clone().try_for_each(|(flag, it)| input::check_output(flag, it, input))?;
+        let inputs = || {
+            let files = std::iter::once(&self.plan.input).chain(&self.data).chain(&self.weights);
+            files.chain(&target).map(PathBuf::as_path)
+        };
+        let file = |flag, path, format| Output { flag, path, format, force: self.force.force };
+        if let Some(path) = &self.trace {
+            file("--trace", path, output::Format::Trace).check(inputs())?;
+        }
+        if let Some(path) = &self.metrics {
+            file("--metrics", path, output::Format::Metrics).check(inputs())?;
         }
         match (&self.trace, &self.metrics) {
-            (Some(trace), Some(metrics)) if input::is_same_file(trace, metrics) => {
+            (Some(trace), Some(metrics)) if is_same_file(trace, metrics) => {
                 let message = format!("`--trace` and `--metrics` both name `{}`", trace.display());
                 Err(Failure::new("PL0613", message).help("name two files"))
             }

@@ -7,7 +7,8 @@ use ir::plan::Plan;
 use ir::verify::{Counts, NOT_PROVED, Proof, Property};
 use serde::{Serialize, Serializer};
 
-use crate::input::{self, File, Input, ModelArgs};
+use crate::input::{File, Input, ModelArgs};
+use crate::output::{ForceArgs, Format, Output};
 use crate::report::{Failure, Outcome, Ui, print_view};
 use crate::table::{WIDTH, grouped, wrapped};
 use crate::words::{digests_text, mesh_text};
@@ -29,6 +30,8 @@ pub struct Args {
     /// Write what was proved into a file, as JSON; nothing is written unless all holds.
     #[arg(long, value_name = "FILE")]
     write_certificate: Option<PathBuf>,
+    #[command(flatten)]
+    force: ForceArgs,
 }
 
 /// What was proved of a plan.
@@ -76,13 +79,12 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     // A certificate that is compared is read before anything is written.
     let expected = args.certificate.as_deref().map(Expected::read).transpose()?;
     if let Some(path) = args.write_certificate.as_ref().filter(|_| certificate.holds) {
-        input::check_output("--write-certificate", path, &args.input)?;
-        if let Some(other) = &args.certificate {
-            input::check_output("--write-certificate", path, other)?;
-        }
+        let (flag, format) = ("--write-certificate", Format::Certificate);
+        let file = Output { flag, path, format, force: args.force.force };
+        file.check([&args.input].into_iter().chain(&args.certificate).map(PathBuf::as_path))?;
         let text = serde_json::to_string_pretty(&certificate)
             .map_err(|it| Failure::bug(format!("cannot write JSON: {it}")))?;
-        input::write(path, &(text + "\n"))?;
+        file.write(&(text + "\n"))?;
     }
     if !ui.quiet {
         print_view(ui, &certificate, Certificate::text)?;

@@ -3,7 +3,8 @@
 //! Reading order: [`bind`] (a plan becomes the program of one rank), [`exec`] (the loop over it),
 //! [`backend`] (what runs an instruction), [`comm`] (how ranks meet), [`launch`] (which ranks run in
 //! this process), [`session`] (those ranks at work), [`mod@checkpoint`] (their state on disk),
-//! [`mod@train`] (the training loop), [`trace`] and [`tensorboard`] (what it leaves for others to look at).
+//! [`mod@train`] (the training loop), [`trace`] and [`tensorboard`] (what it leaves for others to look at), [`output`] (how
+//! files come to be there as a whole).
 
 pub mod backend;
 pub mod bench;
@@ -16,6 +17,7 @@ pub mod exec;
 pub mod launch;
 mod map;
 pub mod memory;
+pub mod output;
 mod pieces;
 pub mod place;
 pub mod session;

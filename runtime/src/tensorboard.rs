@@ -11,17 +11,20 @@
 //! ```
 
 use std::fs::File;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::RunError;
+use crate::output::AppendFile;
 
 /// A file of events. TensorBoard shows all files of a folder as one run, in the order of their names.
 #[derive(Debug)]
 pub struct EventFile {
     path: PathBuf,
-    out: File,
+    out: AppendFile,
+    /// The first records, until they are written.
+    head: Vec<u8>,
 }
 
 impl EventFile {
@@ -36,19 +39,18 @@ impl EventFile {
             .map(|n| folder.join(format!("events.out.tfevents.{seconds:010}.{host}.{pid}.{n}")));
         let (path, out) = loop {
             let path = files.next().expect("there is always another number");
-            match File::create_new(&path) {
-                Ok(out) => break (path, out),
+            match File::options().create_new(true).append(true).open(&path) {
+                Ok(out) => break (path, AppendFile::new(out)),
                 Err(it) if it.kind() == ErrorKind::AlreadyExists => (),
                 Err(it) => return Err(RunError::write(&path, &it)),
             }
         };
-        let mut res = EventFile { path, out };
-        res.event(0, |event| bytes(event, 3, b"brain.Event:2"))?;
+        let mut head = record(0, |event| bytes(event, 3, b"brain.Event:2"));
         if let Some(step) = after {
             // SessionLog with status START: events of this step and later ones that came before are dropped.
-            res.event(step + 1, |event| bytes(event, 7, &[1 << 3, 1]))?;
+            head.extend(record(step + 1, |event| bytes(event, 7, &[1 << 3, 1])));
         }
-        Ok(res)
+        Ok(EventFile { path, out, head })
     }
 
     /// Adds scalars of a step, and hands them to the system, so that a run that is killed leaves them.
@@ -60,22 +62,27 @@ impl EventFile {
             float(&mut entry, 2, *value as f32);
             bytes(&mut summary, 1, &entry);
         }
-        self.event(step, |event| bytes(event, 5, &summary))
+        let record = record(step, |event| bytes(event, 5, &summary));
+        let records = [&self.head[..], &record].concat();
+        self.out.push(&records).map_err(|it| RunError::write(&self.path, &it))?;
+        self.head.clear();
+        Ok(())
     }
+}
 
-    fn event(&mut self, step: u64, what: impl FnOnce(&mut Vec<u8>)) -> Result<(), RunError> {
-        let mut event = Vec::new();
-        double(&mut event, 1, wall_time());
-        varint(&mut event, 2 << 3);
-        varint(&mut event, step);
-        what(&mut event);
-        let length = (event.len() as u64).to_le_bytes();
-        let mut record = length.to_vec();
-        record.extend(masked_crc(&length).to_le_bytes());
-        record.extend(&event);
-        record.extend(masked_crc(&event).to_le_bytes());
-        self.out.write_all(&record).map_err(|it| RunError::write(&self.path, &it))
-    }
+/// An event in its frame.
+fn record(step: u64, what: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut event = Vec::new();
+    double(&mut event, 1, wall_time());
+    varint(&mut event, 2 << 3);
+    varint(&mut event, step);
+    what(&mut event);
+    let length = (event.len() as u64).to_le_bytes();
+    let mut record = length.to_vec();
+    record.extend(masked_crc(&length).to_le_bytes());
+    record.extend(&event);
+    record.extend(masked_crc(&event).to_le_bytes());
+    record
 }
 
 /// Seconds since 1970.

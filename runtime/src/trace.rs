@@ -9,13 +9,12 @@
 //! counter   bytes that are live, as planned, when an instruction of the compute stream starts
 //! ```
 //!
-//! The file is a list of events, one a line, written step by step: where a run ends early it may lack
-//! its `]`, which readers accept. The predicted step is drawn at the time of the first that is measured.
+//! The file is a list of events, one a line. It appears under its name when the run ends, also where that fails; an
+//! error of writing ends the trace and not the run. The predicted step is drawn at the time of the first that is measured.
 //! While a step is measured it is queued call by call, and a GPU records an event at both ends of each
 //! instruction: all else runs as without a trace.
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, Write};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,6 +30,7 @@ use serde_json::{Value, json};
 use crate::bind::coord_name;
 use crate::error::RunError;
 use crate::exec::Span;
+use crate::output::OutputFile;
 
 /// What to trace.
 #[derive(Debug, Clone)]
@@ -99,7 +99,11 @@ impl Recorder {
 pub struct Trace<'a> {
     plan: &'a Plan,
     path: PathBuf,
-    out: BufWriter<File>,
+    out: OutputFile,
+    /// Why nothing more is written.
+    error: Option<RunError>,
+    /// Somebody has heard of the error.
+    told: bool,
     origin: Instant,
     target: Target,
     /// By section and instruction; none for events.
@@ -144,14 +148,17 @@ const STEPS: u64 = 0;
 const FIRST_STREAM: u64 = 1;
 
 impl<'a> Trace<'a> {
-    /// Creates the file, for a plan on these ranks.
+    /// Begins the file, for a plan on these ranks.
+    ///
+    /// # Errors
+    /// If there can be no such file. Errors of writing come later: see [`Trace::failure`].
     pub fn create(
         plan: &'a Plan,
         options: &TraceOptions,
         ranks: &[u64],
     ) -> Result<Trace<'a>, RunError> {
         let TraceOptions { path, target, .. } = options;
-        let file = File::create(path).map_err(|it| RunError::write(path, &it))?;
+        let out = OutputFile::create(path).map_err(|it| RunError::write(path, &it))?;
         let mut live: BySection<Vec<u64>> = Default::default();
         for sections in PlanSection::TIMELINES {
             let mut bytes = plan.live_bytes(sections, |_| true).into_iter();
@@ -162,7 +169,9 @@ impl<'a> Trace<'a> {
         let mut res = Trace {
             plan,
             path: path.clone(),
-            out: BufWriter::new(file),
+            out,
+            error: None,
+            told: false,
             origin: Instant::now(),
             target: target.clone(),
             slices: PlanSection::ALL
@@ -173,12 +182,12 @@ impl<'a> Trace<'a> {
             n_arrows: 0,
             has_planned: false,
         };
-        res.name_process(PLANNED, &format!("planned ({})", target.name))?;
+        res.name_process(PLANNED, &format!("planned ({})", target.name));
         for &rank in ranks.iter().take(RANKS_MAX) {
             let coord = coord_name(&plan.mesh, &plan.mesh.coord_of(rank));
-            res.name_process(rank + FIRST_RANK, &format!("rank {rank} ({coord})"))?;
+            res.name_process(rank + FIRST_RANK, &format!("rank {rank} ({coord})"));
         }
-        res.flush()?;
+        res.flush();
         Ok(res)
     }
 
@@ -188,29 +197,42 @@ impl<'a> Trace<'a> {
     }
 
     /// Adds a step, or what there is of it: what each rank recorded, in order of ranks.
-    pub fn step(&mut self, step: u64, ranks: &[(u64, Vec<Measured>)]) -> Result<(), RunError> {
+    pub fn step(&mut self, step: u64, ranks: &[(u64, Vec<Measured>)]) {
         for (rank, sections) in ranks.iter().take(RANKS_MAX) {
             let placed: Vec<Placed> = sections.iter().map(Placed::measured).collect();
             let Some(first) = placed.first() else { continue };
             if !self.has_planned {
                 self.has_planned = true;
                 let planned = self.planned(first.began);
-                self.draw(PLANNED, step, &planned)?;
+                self.draw(PLANNED, step, &planned);
             }
-            self.draw(rank + FIRST_RANK, step, &placed)?;
+            self.draw(rank + FIRST_RANK, step, &placed);
         }
-        self.flush()
+        self.flush();
     }
 
-    /// Ends the file, with the reason if the run ended early.
+    /// Why the trace cannot be written; once.
+    pub fn failure(&mut self) -> Option<&RunError> {
+        let told = std::mem::replace(&mut self.told, self.error.is_some());
+        self.error.as_ref().filter(|_| !told)
+    }
+
+    /// Puts the file under its name, with the reason if the run ended early.
+    ///
+    /// # Errors
+    /// If it cannot be written and nobody has heard of that.
     pub fn finish(mut self, error: Option<&RunError>) -> Result<(), RunError> {
         if let Some(error) = error {
             let ts = self.origin.elapsed().as_secs_f64() * 1e6;
             let name = format!("the run ended: {error}");
-            self.event(&json!({ "name": name, "ph": "i", "s": "g", "ts": ts, "pid": FIRST_RANK, "tid": STEPS }))?;
+            self.event(&json!({ "name": name, "ph": "i", "s": "g", "ts": ts, "pid": FIRST_RANK, "tid": STEPS }));
         }
-        self.write("\n]\n")?;
-        self.flush()
+        self.write("\n]\n");
+        match (self.error, self.told) {
+            (Some(_), true) => Ok(()),
+            (Some(error), false) => Err(error),
+            (None, _) => self.out.finish().map_err(|it| RunError::write(&self.path, &it)),
+        }
     }
 
     /// A step as predicted, from a time in microseconds on.
@@ -233,10 +255,10 @@ impl<'a> Trace<'a> {
         sections.chain([PlanSection::Update]).map(place).collect()
     }
 
-    fn draw(&mut self, pid: u64, step: u64, sections: &[Placed]) -> Result<(), RunError> {
-        let (Some(first), Some(last)) = (sections.first(), sections.last()) else { return Ok(()) };
+    fn draw(&mut self, pid: u64, step: u64, sections: &[Placed]) {
+        let (Some(first), Some(last)) = (sections.first(), sections.last()) else { return };
         let slice = |name: String, start: f64, end: f64| json!({ "name": name, "cat": "step", "ph": "X", "ts": start, "dur": end - start, "pid": pid, "tid": STEPS });
-        self.event(&slice(format!("step {step}"), first.began, last.ended))?;
+        self.event(&slice(format!("step {step}"), first.began, last.ended));
         let mut micro_batch = 0;
         for it in sections {
             let name = match it.section {
@@ -246,13 +268,12 @@ impl<'a> Trace<'a> {
                 }
                 PlanSection::Prepare | PlanSection::Update => it.section.name().to_string(),
             };
-            self.event(&slice(name, it.began, it.ended))?;
-            self.draw_section(pid, it)?;
+            self.event(&slice(name, it.began, it.ended));
+            self.draw_section(pid, it);
         }
-        Ok(())
     }
 
-    fn draw_section(&mut self, pid: u64, placed: &Placed) -> Result<(), RunError> {
+    fn draw_section(&mut self, pid: u64, placed: &Placed) {
         let section = placed.section;
         let mut spans: Vec<&PlacedSpan> = placed.spans.iter().collect();
         spans.sort_by(|a, b| {
@@ -264,7 +285,7 @@ impl<'a> Trace<'a> {
             let (ts, dur) = (span.start, span.end - span.start);
             let Some(index) = span.index else {
                 if dur > 0.0 {
-                    self.event(&json!({ "name": "wait", "cat": "wait", "ph": "X", "ts": ts, "dur": dur, "pid": pid, "tid": tid }))?;
+                    self.event(&json!({ "name": "wait", "cat": "wait", "ph": "X", "ts": ts, "dur": dur, "pid": pid, "tid": tid }));
                 }
                 continue;
             };
@@ -275,13 +296,13 @@ impl<'a> Trace<'a> {
                 "name": slice.name, "cat": slice.category, "ph": "X", "ts": ts, "dur": dur, "pid": pid, "tid": tid,
                 "args": slice.args,
             });
-            self.event(&event)?;
+            self.event(&event);
             if span.stream.index() == 0 {
                 let live = self.live[section as usize][index];
                 let args = json!({ "temporary": live, "kept": self.plan.persistent_bytes });
                 self.event(
                     &json!({ "name": "memory", "ph": "C", "ts": ts, "pid": pid, "args": args }),
-                )?;
+                );
             }
         }
         let arrows = std::mem::take(&mut self.arrows[section as usize]);
@@ -294,39 +315,47 @@ impl<'a> Trace<'a> {
             };
             // From within the slice, so that it is the one that the arrow belongs to.
             let ends = [end(from, "s", (from.start + from.end) / 2.0), end(to, "f", to.start)];
-            ends.iter().try_for_each(|it| self.event(it))?;
+            ends.iter().for_each(|it| self.event(it));
         }
         self.arrows[section as usize] = arrows;
-        Ok(())
     }
 
-    fn name_process(&mut self, pid: u64, name: &str) -> Result<(), RunError> {
+    fn name_process(&mut self, pid: u64, name: &str) {
         let plan = self.plan;
         let meta = |what: &str, tid: u64, args: Value| json!({ "name": what, "ph": "M", "pid": pid, "tid": tid, "args": args });
-        self.event(&meta("process_name", STEPS, json!({ "name": name })))?;
-        self.event(&meta("process_sort_index", STEPS, json!({ "sort_index": pid })))?;
-        self.event(&meta("thread_name", STEPS, json!({ "name": "steps" })))?;
+        self.event(&meta("process_name", STEPS, json!({ "name": name })));
+        self.event(&meta("process_sort_index", STEPS, json!({ "sort_index": pid })));
+        self.event(&meta("thread_name", STEPS, json!({ "name": "steps" })));
         for stream in plan.streams.keys() {
             let name = plan.stream_title(stream);
             let tid = stream.index() as u64 + FIRST_STREAM;
-            self.event(&meta("thread_name", tid, json!({ "name": name })))?;
-            self.event(&meta("thread_sort_index", tid, json!({ "sort_index": tid })))?;
+            self.event(&meta("thread_name", tid, json!({ "name": name })));
+            self.event(&meta("thread_sort_index", tid, json!({ "sort_index": tid })));
         }
-        Ok(())
     }
 
-    fn event(&mut self, event: &Value) -> Result<(), RunError> {
+    fn event(&mut self, event: &Value) {
         let before = if self.n_events == 0 { "[\n" } else { ",\n" };
         self.n_events += 1;
-        self.write(&format!("{before}{event}"))
+        self.write(&format!("{before}{event}"));
     }
 
-    fn write(&mut self, text: &str) -> Result<(), RunError> {
-        self.out.write_all(text.as_bytes()).map_err(|it| RunError::write(&self.path, &it))
+    fn write(&mut self, text: &str) {
+        if self.error.is_none() {
+            let written = self.out.write_all(text.as_bytes());
+            self.note(written);
+        }
     }
 
-    fn flush(&mut self) -> Result<(), RunError> {
-        self.out.flush().map_err(|it| RunError::write(&self.path, &it))
+    fn flush(&mut self) {
+        if self.error.is_none() {
+            let written = self.out.flush();
+            self.note(written);
+        }
+    }
+
+    fn note(&mut self, written: io::Result<()>) {
+        self.error = written.err().map(|it| RunError::write(&self.path, &it));
     }
 }
 

@@ -1,7 +1,5 @@
 //! The training loop: data, schedule and metrics around a [`Session`].
 
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use std::sync::Arc;
@@ -22,6 +20,7 @@ use crate::data::{Batch, Data, TokenWidth};
 use crate::error::RunError;
 use crate::exec::MemoryUse;
 use crate::launch::{Hosted, HostedRank};
+use crate::output::AppendFile;
 use crate::place::Place;
 use crate::session::{Session, SessionOptions, StepReport};
 use crate::tensorboard::EventFile;
@@ -168,8 +167,10 @@ pub fn train(
         Some(_) | None => None,
     };
     let result = run(&session, start, options, trace.as_mut(), &mut on_event);
-    let ended = trace.map_or(Ok(()), |it| it.finish(result.as_ref().err()));
-    match result.and(ended) {
+    if let Some(Err(error)) = trace.map(|it| it.finish(result.as_ref().err())) {
+        on_event(Event::Warning(&not_written(&error)));
+    }
+    match result {
         Ok(()) => Ok(session),
         Err(error) => Err(session.fail(error)),
     }
@@ -403,7 +404,7 @@ fn run(
             let all = session.memory()?;
             report.memory_bytes = all.iter().map(MemoryUse::bytes).max();
         }
-        lines.write(&report)?;
+        lines.write(&mut report);
         on_event(Event::Step(&report));
         position = Position { step, sample: position.sample + batch_size, ..position };
         if let Some(saver) = &mut saver {
@@ -463,21 +464,28 @@ fn traced_step(
     let origin = trace.as_ref().map_or_else(Instant::now, |it| it.origin());
     let recorders = session.record(origin)?;
     let report = session.step(batch, lr, step);
-    let written = trace.map_or(Ok(()), |trace| {
+    let failure = trace.and_then(|trace| {
         let ranks: Vec<_> = recorders.iter().map(|it| (it.0, it.1.take())).collect();
-        trace.step(step, &ranks)
+        trace.step(step, &ranks);
+        trace.failure().map(not_written)
     });
-    // Why the step failed says more than why it could not be written.
-    let report = report?;
-    written?;
+    let mut report = report?;
+    report.warnings.extend(failure);
     session.stop_recording()?;
     Ok(report)
+}
+
+/// What a run says of a file for people to look at that it goes on without.
+fn not_written(error: &RunError) -> String {
+    format!("{error} [{}]; the run goes on without", error.code())
 }
 
 /// Files that get a line a step.
 struct Lines {
     metrics: Option<MetricsFile>,
     tensorboard: Option<EventFile>,
+    /// Errors that the user has heard of.
+    told: Vec<RunError>,
 }
 
 impl Lines {
@@ -493,6 +501,7 @@ impl Lines {
         Ok(Lines {
             metrics: metrics.map(|it| MetricsFile::open(it, after.is_some())).transpose()?,
             tensorboard: tensorboard.map(|it| EventFile::create(it, after)).transpose()?,
+            told: Vec::new(),
         })
     }
 
@@ -500,37 +509,37 @@ impl Lines {
         self.metrics.is_some() || self.tensorboard.is_some()
     }
 
-    fn write(&mut self, report: &StepReport) -> Result<(), RunError> {
+    /// Adds a step to each file. A file that cannot be written lacks the step, and the report gets a warning, once
+    /// for each error: no run ends for it.
+    fn write(&mut self, report: &mut StepReport) {
         let line = StepLine::of(report);
-        if let Some(metrics) = &mut self.metrics {
-            metrics.write(&line)?;
-        }
-        match &mut self.tensorboard {
-            Some(it) => it.write(line.step, &line.scalars()),
-            None => Ok(()),
+        let metrics = self.metrics.as_mut().map(|it| it.write(&line));
+        let events = self.tensorboard.as_mut().map(|it| it.write(line.step, &line.scalars()));
+        for error in [metrics, events].into_iter().flatten().filter_map(Result::err) {
+            if !self.told.contains(&error) {
+                report.warnings.push(not_written(&error));
+                self.told.push(error);
+            }
         }
     }
 }
 
 struct MetricsFile {
     path: PathBuf,
-    out: BufWriter<File>,
+    out: AppendFile,
 }
 
 impl MetricsFile {
     /// A new file; or one that the steps before are in, if they were done by another run.
     fn open(path: &Path, append: bool) -> Result<MetricsFile, RunError> {
-        let mut options = File::options();
-        options.create(true).write(true).append(append).truncate(!append);
-        let file = options.open(path).map_err(|it| RunError::write(path, &it))?;
-        Ok(MetricsFile { path: path.to_path_buf(), out: BufWriter::new(file) })
+        let out = AppendFile::open(path, append).map_err(|it| RunError::write(path, &it))?;
+        Ok(MetricsFile { path: path.to_path_buf(), out })
     }
 
-    /// Writes a line at once, so that a run that is killed leaves all that it did.
     fn write(&mut self, line: &StepLine) -> Result<(), RunError> {
         let fail = |it: std::io::Error| RunError::write(&self.path, &it);
-        serde_json::to_writer(&mut self.out, line).map_err(|it| fail(it.into()))?;
-        self.out.write_all(b"\n").map_err(fail)?;
-        self.out.flush().map_err(fail)
+        let mut text = serde_json::to_vec(line).map_err(|it| fail(it.into()))?;
+        text.push(b'\n');
+        self.out.push(&text).map_err(fail)
     }
 }

@@ -755,6 +755,15 @@ pub const CODES: &[Code] = &[
         fix: "Name another file: -o model.plan.",
     },
     Code {
+        code: "PL0614",
+        title: "the output would overwrite a file that planc did not write",
+        text: "A file to write (`-o`, `--html`, `--write-certificate`, `--trace`, `--metrics`, `--dump-dir`, pages of `man`) \
+               is there, and does not begin as planc begins files of this format. planc overwrites an empty file, and its \
+               own of the same format; what else is there may be data, weights or a script.",
+        example: "planc run model.ron --mesh 1 --metrics tokens.jsonl, where tokens.jsonl is a dataset.",
+        fix: "Name another file, or add --force if the one that is there may go.",
+    },
+    Code {
         code: "PL0630",
         title: "this machine cannot run plans on a GPU",
         text: "`planc doctor` found no GPU, no driver, or not all libraries. Its report says what is \

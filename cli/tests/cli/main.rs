@@ -16,6 +16,7 @@ mod hostile;
 mod import;
 mod launch;
 mod logs;
+mod outputs;
 mod reports;
 mod reshard;
 mod resume;
