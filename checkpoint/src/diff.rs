@@ -6,7 +6,7 @@ use crate::dtype::StoredType;
 use crate::error::CheckpointError;
 use crate::metadata::StoredTensor;
 use crate::open::{Checkpoint, whole};
-use crate::save::DIGESTS;
+use crate::save::{DATA, DIGESTS};
 
 /// What differs; nothing, if the checkpoints say the same.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -99,7 +99,7 @@ pub fn diff(
 }
 
 fn keys(it: &Checkpoint) -> impl Iterator<Item = &str> {
-    let objects = it.objects().filter(|it| !it.starts_with(DIGESTS));
+    let objects = it.objects().filter(|it| !it.starts_with(DIGESTS) && *it != DATA);
     it.tensors().map(|it| it.0).chain(objects)
 }
 

@@ -151,8 +151,11 @@ pub fn scalars(layout: &CheckpointLayout, position: &Position) -> Vec<Scalar> {
 /// Prefix of the keys of digests. A digest says who saved a checkpoint; it is no state.
 pub const DIGESTS: &str = "planc.digest.";
 
-/// The hyper-parameters of a checkpoint, as PyTorch 2.11's optimizers give them, and the digests of the model and the
-/// plan that save it.
+/// The key of the description of the data that the run read, which is no state either.
+pub const DATA: &str = "planc.data";
+
+/// The hyper-parameters of a checkpoint, as PyTorch 2.11's optimizers give them, the digests of the model and the
+/// plan that save it, and the data that they are trained on.
 pub fn objects(layout: &CheckpointLayout, position: &Position) -> Vec<Object> {
     let lr = layout.run.schedule.at(position.step);
     let mut res = Vec::new();
@@ -170,6 +173,11 @@ pub fn objects(layout: &CheckpointLayout, position: &Position) -> Vec<Object> {
             let (key, value) = (format!("{DIGESTS}{name}"), Value::Str(digest.to_string()));
             res.push(Object { key, path: path.to_vec(), value });
         }
+    }
+    if let Some(it) = &layout.data {
+        let path = ["planc", "data"].map(|it| PathPart::Key(it.to_string()));
+        let (key, value) = (DATA.to_string(), Value::Str(it.clone()));
+        res.push(Object { key, path: path.to_vec(), value });
     }
     res
 }

@@ -23,7 +23,7 @@ use log::{Log, Sources, files};
 
 /// Trains a plan; a model is compiled first.
 ///
-/// Without `--data` it trains on generated tokens, without `--weights` it starts from random
+/// Without `--data` a run that starts trains on generated tokens, without `--weights` it starts from random
 /// weights; both depend on the seed and not on the mesh. Every rank is a thread, or a process that
 /// torchrun or Slurm started.
 #[derive(Debug, clap::Args)]
@@ -33,7 +33,8 @@ pub struct Args {
     /// Train up to this step, counted from the beginning also after --load; by default those of the model.
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
-    /// Token files: .bin, .safetensors with a tensor `tokens`, or text read as bytes.
+    /// Token files: .bin, .safetensors with a tensor `tokens`, or text read as bytes. After --load or --resume, by
+    /// default the files of the checkpoint.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     data: Vec<PathBuf>,
     /// Element type of .bin files; by default u16, or u32 where the vocabulary needs it.
@@ -171,6 +172,7 @@ impl Args {
                 TokenType::U16 => TokenWidth::U16,
                 TokenType::U32 => TokenWidth::U32,
             }),
+            change_data: self.checkpoint.change_data(),
             weights: self.weights.clone(),
             metrics: self.metrics.clone(),
             tensorboard: self.tensorboard.clone(),

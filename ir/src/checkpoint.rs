@@ -40,6 +40,8 @@ pub struct CheckpointLayout {
     pub run: Run,
     /// The digests of the plan that saves it and of its model; see [`CheckpointLayout::to_save`].
     pub digests: Option<Digests>,
+    /// The data that the run reads, as the checkpoint describes it; who runs the plan fills it in.
+    pub data: Option<String>,
 }
 
 /// Digests of the model and the plan that saved a checkpoint. They inform the user; any plan that fits may load it.
@@ -235,6 +237,7 @@ impl CheckpointLayout {
             groups,
             run: plan.run.clone(),
             digests: None,
+            data: None,
         };
         res.balance();
         Ok(res)

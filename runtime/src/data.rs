@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use ir::random::philox4x32_10;
 use ir::run::Run;
 use safetensors::Dtype;
+use serde::{Deserialize, Serialize};
 
 use crate::error::RunError;
 use crate::map::Mapped;
@@ -34,7 +35,8 @@ pub struct Batch {
 }
 
 /// Element type of a `.bin` file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum TokenWidth {
     /// One byte: text as bytes.
     U8,
@@ -57,6 +59,28 @@ enum Source {
     Files(Files),
 }
 
+/// The data of a run, as its checkpoints describe it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataRecord {
+    /// The files in their order; none for generated tokens.
+    pub files: Vec<FileRecord>,
+    /// Element type of the `.bin` files among them.
+    pub token_type: Option<TokenWidth>,
+    /// Tokens of a sample, which `planc.sample` counts.
+    pub sequence: u64,
+}
+
+/// A file of data.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRecord {
+    /// Where it was.
+    pub path: PathBuf,
+    /// Its size.
+    pub bytes: u64,
+    /// BLAKE3 of what [`Data::record`] hashes of it; absent on ranks that hash nothing.
+    pub digest: Option<String>,
+}
+
 /// Files joined end to end. Sample `i` starts at token `i * stride`.
 #[derive(Debug)]
 struct Files {
@@ -64,6 +88,8 @@ struct Files {
     kind: Kind,
     stride: u64,
     samples: u64,
+    /// Element type of `.bin` files, if there are any.
+    width: Option<TokenWidth>,
 }
 
 #[derive(Debug)]
@@ -155,7 +181,9 @@ impl Data {
             Kind::Rows | Kind::Steps => (next, next, tokens / next),
             Kind::Labelled => (sequence, sequence, tokens / sequence.max(1)),
         };
-        let files = Files { files, kind, stride, samples };
+        let is_bin = |it: &PathBuf| it.extension().is_some_and(|it| it == "bin");
+        let width = paths.iter().any(is_bin).then_some(width);
+        let files = Files { files, kind, stride, samples, width };
         if samples < run.global_batch {
             return Err(RunError::DataTooShort {
                 file: files.name(),
@@ -173,6 +201,27 @@ impl Data {
     /// starts at `ln(vocab)` can fall to about 0.8. The same for the same seed.
     pub fn synthetic(run: &Run, seed: u64) -> Data {
         Data { run: run.clone(), source: Source::Synthetic { seed } }
+    }
+
+    /// What checkpoints say of the data. With `hash`, each file has a digest of its size and its content; of a file
+    /// beyond `256 MiB / files` (64 KiB at least, 64 MiB at most), of 16 pieces of that size in all: the first bytes,
+    /// the last, and pieces evenly between.
+    pub fn record(&self, hash: bool) -> Result<DataRecord, RunError> {
+        let sequence = self.run.sequence;
+        let Source::Files(Files { files, width, .. }) = &self.source else {
+            return Ok(DataRecord { files: Vec::new(), token_type: None, sequence });
+        };
+        let n = files.len() as u64;
+        let record = |it: &TokenFile| {
+            let (path, bytes) = (&it.map.path, it.map.bytes());
+            // A run may be started again elsewhere. JSON has text only.
+            let path = path.canonicalize().map_err(|it| RunError::read(path, &it))?;
+            let path = PathBuf::from(path.to_string_lossy().into_owned());
+            let digest = hash.then(|| digest(bytes, n));
+            Ok(FileRecord { path, bytes: bytes.len() as u64, digest })
+        };
+        let files = files.iter().map(record).collect::<Result<_, RunError>>()?;
+        Ok(DataRecord { files, token_type: *width, sequence })
     }
 
     /// How many steps there are, if that is fixed.
@@ -216,6 +265,66 @@ impl Data {
             res.labels.extend(labels.iter().map(|&it| it as i32));
         }
         Ok(res)
+    }
+}
+
+/// See [`Data::record`].
+fn digest(bytes: &[u8], files: u64) -> String {
+    const PIECES: usize = 16;
+    let most = ((256 << 20) / files).clamp(64 << 10, 64 << 20) as usize;
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&(bytes.len() as u64).to_le_bytes());
+    if bytes.len() <= most {
+        hasher.update(bytes);
+    } else {
+        let piece = most / PIECES;
+        for i in 0..PIECES {
+            // In 128 bits: a file may have as many bytes as fit into 64.
+            let last = (bytes.len() - piece) as u128;
+            let at = (last * i as u128 / (PIECES as u128 - 1)) as usize;
+            hasher.update(&bytes[at..at + piece]);
+        }
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
+impl TokenWidth {
+    fn name(self) -> &'static str {
+        match self {
+            TokenWidth::U8 => "u8",
+            TokenWidth::U16 => "u16",
+            TokenWidth::U32 => "u32",
+        }
+    }
+}
+
+impl DataRecord {
+    /// Each way in which `now` is not this data. Sizes are compared before digests, and digests where both are known;
+    /// a file may have moved.
+    pub fn differences(&self, now: &DataRecord) -> Vec<String> {
+        let mut res = Vec::new();
+        if self.files.len() != now.files.len() {
+            res.push(format!(
+                "there are {} files, and there were {}",
+                now.files.len(),
+                self.files.len()
+            ));
+        }
+        if let (Some(then), Some(now)) = (self.token_type, now.token_type)
+            && then != now
+        {
+            res.push(format!("tokens are {}, and were {}", now.name(), then.name()));
+        }
+        for (then, now) in self.files.iter().zip(&now.files) {
+            let (old, new) = (then.path.display(), now.path.display());
+            if then.bytes != now.bytes {
+                let (was, is) = (then.bytes, now.bytes);
+                res.push(format!("`{new}` has {is} bytes, and `{old}` had {was}"));
+            } else if then.digest.is_some() && now.digest.is_some() && then.digest != now.digest {
+                res.push(format!("`{new}` has the size of `{old}`, and other content"));
+            }
+        }
+        res
     }
 }
 
@@ -421,5 +530,29 @@ impl Element {
             Element::U32 | Element::I32 => 4,
             Element::U64 | Element::I64 => 8,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What lies between the pieces of a large file is not hashed; size, ends and pieces are.
+    #[test]
+    fn digests_of_large_files_are_of_pieces() {
+        let bytes = vec![0; 1 << 20];
+        let files = (256 << 20) / (64 << 10);
+        let changed = |at: usize| {
+            let mut changed = bytes.clone();
+            changed[at] = 1;
+            digest(&changed, files) != digest(&bytes, files)
+        };
+        assert!([0, 4095, bytes.len() - 1, bytes.len() - 4096].into_iter().all(changed));
+        assert!(!changed(4096 + 100));
+        assert_ne!(digest(&bytes, files), digest(&bytes[1..], files));
+        let whole = |bytes: &[u8]| digest(bytes, 1);
+        let mut one = bytes.clone();
+        one[5000] = 1;
+        assert_ne!(whole(&bytes), whole(&one), "what is small enough is hashed as a whole");
     }
 }

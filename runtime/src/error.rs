@@ -480,6 +480,18 @@ pub enum RunError {
         /// Size of the vocabulary.
         vocab: u64,
     },
+    /// Data that a checkpoint was not trained on.
+    #[error(
+        "checkpoint `{}` was trained on other data: {}; give the files that it was trained on with `--data`, \
+         under whatever path, or add `--change-data` to go on with other data",
+        path.display(), list(differences)
+    )]
+    DataDiffers {
+        /// The checkpoint.
+        path: PathBuf,
+        /// `` `b.bin` has 10 bytes, and `a.bin` had 20 ``.
+        differences: Vec<String>,
+    },
     /// Names of weights and of parameters do not agree.
     #[error(
         "{}: {}; give a file whose names are those of the model (`planc inspect` lists them)",
@@ -752,6 +764,7 @@ impl RunError {
             RunError::DataShape { .. } => "PL0524",
             RunError::DataKinds { .. } => "PL0525",
             RunError::TokenOutsideVocab { .. } => "PL0526",
+            RunError::DataDiffers { .. } => "PL0527",
             RunError::WeightNames { .. } => "PL0530",
             RunError::WeightShapes { .. } => "PL0531",
             RunError::WeightDType { .. } => "PL0532",
@@ -817,6 +830,7 @@ impl RunError {
             | RunError::DataShape { .. }
             | RunError::DataKinds { .. }
             | RunError::TokenOutsideVocab { .. }
+            | RunError::DataDiffers { .. }
             | RunError::WeightNames { .. }
             | RunError::WeightShapes { .. }
             | RunError::WeightDType { .. }

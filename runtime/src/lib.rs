@@ -28,7 +28,7 @@ pub mod weights;
 
 pub use bench::{BenchOptions, BenchReport, bench};
 pub use checkpoint::{Busy, LoadOptions, LoadReport, OnFailure, Reshard, SaveOptions, SaveReport};
-pub use data::{Batch, Data, TokenWidth};
+pub use data::{Batch, Data, DataRecord, TokenWidth};
 pub use error::RunError;
 pub use launch::{Launch, LaunchFlags};
 pub use place::{Device, Place};

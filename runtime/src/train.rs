@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::checkpoint::load::{LoadOptions, LoadReport, Loaded};
 use crate::checkpoint::save::{SaveOptions, SaveReport, Saved, Saver};
-use crate::data::{Batch, Data, TokenWidth};
+use crate::data::{Batch, Data, DataRecord, TokenWidth};
 use crate::error::RunError;
 use crate::exec::MemoryUse;
 use crate::launch::{Hosted, HostedRank};
@@ -36,6 +36,8 @@ pub struct TrainOptions {
     pub data: Vec<PathBuf>,
     /// Element type of `.bin` files.
     pub token_width: Option<TokenWidth>,
+    /// Whether data may be other than that of the checkpoint to go on from; without files, it is synthetic then.
+    pub change_data: bool,
     /// `.safetensors` files with all parameters; none for initial values.
     pub weights: Vec<PathBuf>,
     /// Where to write a line of JSON a step; added to what is there if a checkpoint is loaded.
@@ -63,6 +65,8 @@ pub struct TrainOptions {
 /// What happens while a plan is trained.
 #[derive(Debug)]
 pub enum Event<'a> {
+    /// Training goes on with the files that the checkpoint names.
+    Data(&'a [PathBuf]),
     /// A checkpoint was loaded; training goes on from there.
     Loaded(&'a LoadReport),
     /// The folder to save into has these steps after the one that training goes on from; they are removed
@@ -195,7 +199,10 @@ fn facts(plan: &Plan, options: &TrainOptions) -> Vec<(&'static str, u64)> {
             "load",
             stream_key(&format!(
                 "{:?}",
-                (&it.allow_missing, &it.allow_unexpected, it.cast, options.resume)
+                (
+                    (&it.allow_missing, &it.allow_unexpected, it.cast),
+                    (options.resume, options.change_data)
+                )
             )),
         ));
     }
@@ -207,6 +214,12 @@ struct Start {
     position: Position,
     loaded: Option<Loaded>,
     data: Data,
+    /// What checkpoints are to say of the data.
+    record: DataRecord,
+    /// Files that the checkpoint names, where none are given.
+    named: Vec<PathBuf>,
+    /// What the user should know of the data.
+    warnings: Vec<String>,
     /// The same on all ranks, and differs between runs.
     run: String,
     /// The lock of the folder to save into, in the process of rank 0.
@@ -260,21 +273,95 @@ impl Start {
             Some(it) => it.at(seed),
             None => Position { step: 0, sample: 0, seed },
         };
-        let data = match options.data.is_empty() {
+        let chosen = chosen_data(options, loaded.as_ref())?;
+        let data = match chosen.files.is_empty() {
             true => Data::synthetic(&plan.run, seed),
-            false => Data::open(&options.data, &plan.run, options.token_width)?,
+            false => Data::open(&chosen.files, &plan.run, chosen.width)?,
         };
+        // One hashes: what it reads is as large for all.
+        let record = data.record(first.rank == 0 && (options.save.is_some() || loaded.is_some()))?;
+        if let (Some(loaded), Some(then), false) = (&loaded, &chosen.record, options.change_data)
+            && let differences = then.differences(&record)
+            && !then.files.is_empty()
+            && !differences.is_empty()
+        {
+            let path = loaded.path().to_path_buf();
+            return Err(RunError::DataDiffers { path, differences });
+        }
+        let warnings = match &loaded {
+            Some(it) => data_warnings(it, chosen.record.as_ref(), &record),
+            None => Vec::new(),
+        };
+        let named = if options.data.is_empty() { chosen.files } else { Vec::new() };
         let steps = options.steps(plan).saturating_sub(position.step);
         data.check_steps(position.sample / plan.run.global_batch + steps)?;
-        Ok(Start { position, loaded, data, run, lock, abandoned })
+        Ok(Start { position, loaded, data, record, named, warnings, run, lock, abandoned })
     }
 
     /// What is saved from here on.
     fn layout(&self, plan: &Plan) -> Result<CheckpointLayout, RunError> {
-        match &self.loaded {
-            Some(it) => Ok(it.layout.clone()),
-            None => Ok(CheckpointLayout::to_save(plan)?),
+        let layout = match &self.loaded {
+            Some(it) => it.layout.clone(),
+            None => CheckpointLayout::to_save(plan)?,
+        };
+        let data = serde_json::to_string(&self.record).expect("paths of text are JSON");
+        Ok(CheckpointLayout { data: Some(data), ..layout })
+    }
+}
+
+/// The data to read, and what the checkpoint says of it.
+struct ChosenData {
+    files: Vec<PathBuf>,
+    width: Option<TokenWidth>,
+    record: Option<DataRecord>,
+}
+
+/// The files that are given, else those that the checkpoint names; an error if one of these is not there.
+fn chosen_data(options: &TrainOptions, loaded: Option<&Loaded>) -> Result<ChosenData, RunError> {
+    let record = loaded.and_then(|it| serde_json::from_str(it.layout.data.as_deref()?).ok());
+    let (files, width) = (options.data.clone(), options.token_width);
+    let Some(then) = record.as_ref().filter(|_: &&DataRecord| !options.change_data) else {
+        return Ok(ChosenData { files, width, record });
+    };
+    let width = width.or(then.token_type);
+    if !files.is_empty() {
+        return Ok(ChosenData { files, width, record });
+    }
+    let files: Vec<PathBuf> = then.files.iter().map(|it| it.path.clone()).collect();
+    let missing = then.files.iter().filter(|it| !it.path.exists());
+    let differences: Vec<String> = missing
+        .map(|it| format!("`{}`, of {} bytes, is not there", it.path.display(), it.bytes))
+        .collect();
+    match (loaded, differences.is_empty()) {
+        (Some(loaded), false) => {
+            Err(RunError::DataDiffers { path: loaded.path().to_path_buf(), differences })
         }
+        _ => Ok(ChosenData { files, width, record }),
+    }
+}
+
+/// What the user should know of data that is not, or may not be, that of the checkpoint.
+fn data_warnings(loaded: &Loaded, then: Option<&DataRecord>, now: &DataRecord) -> Vec<String> {
+    let sample = loaded.sample;
+    let other = || format!("going on with sample {sample} of other data than before");
+    match then {
+        // Weights alone were trained on nothing that a run could go on with.
+        None if loaded.step == 0 => Vec::new(),
+        None => vec![
+            "the checkpoint does not say which data it was trained on (PyTorch or an earlier version of \
+             planc saved it), so that the data is not compared"
+                .to_string(),
+        ],
+        Some(then) if then.files.is_empty() != now.files.is_empty() => match now.files.is_empty() {
+            true => vec![format!("{}: generated tokens", other())],
+            false => vec![format!("{}, which were generated tokens", other())],
+        },
+        Some(then) if !then.differences(now).is_empty() => vec![other()],
+        Some(then) if then.sequence != now.sequence && !now.files.is_empty() => vec![format!(
+            "a sample has {} tokens and had {}: sample {sample} is at another place of the data",
+            now.sequence, then.sequence
+        )],
+        Some(_) => Vec::new(),
     }
 }
 
@@ -353,6 +440,10 @@ fn run(
         }
         None => None,
     };
+    if !start.named.is_empty() {
+        on_event(Event::Data(&start.named));
+    }
+    start.warnings.iter().for_each(|it| on_event(Event::Warning(it)));
     let Start { mut position, loaded, data, abandoned, .. } = start;
     let from = loaded.as_ref().map(|it| it.path().to_path_buf());
     let mut lines = Lines::open(session, options, from.as_ref().map(|_| position.step))?;

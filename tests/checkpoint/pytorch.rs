@@ -85,8 +85,9 @@ fn other_numbers_are_a_warning() {
             ..TrainOptions::default()
         };
         let warnings = train(&plan, &options).warnings;
-        assert_eq!(warnings.len(), 1, "{case}: {warnings:?}");
+        assert_eq!(warnings.len(), 2, "{case}: {warnings:?}");
         let text = "weight_decay was 0.1 and is 0.2 for `tok_embeddings.weight` and 5 more";
         assert!(warnings[0].starts_with(text), "{case}: {warnings:?}");
+        assert!(warnings[1].contains("does not say which data"), "{case}: {warnings:?}");
     }
 }

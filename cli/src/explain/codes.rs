@@ -459,6 +459,16 @@ pub const CODES: &[Code] = &[
         fix: "Use the tokenizer that the model was made for, or a larger vocabulary.",
     },
     Code {
+        code: "PL0527",
+        title: "the checkpoint was trained on other data",
+        text: "A checkpoint names the data that its run read: files, sizes, a digest of each (docs/checkpoints.md says what \
+               is hashed), and the type of tokens. A run that goes on reads these files, also from another path if sizes \
+               and digests agree. A file that is not there, that has changed, or another one, is refused: training would go \
+               on at a place of data that means nothing in it.",
+        example: "planc run model.ron --mesh 8 --save ckpt --resume, after the file of tokens was moved.",
+        fix: "Name the files with --data, or add --change-data to go on with other data, or with generated tokens.",
+    },
+    Code {
         code: "PL0530",
         title: "weights with other names",
         text: "Weights are loaded by parameter name. Every parameter must be in the files, and every \

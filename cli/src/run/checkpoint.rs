@@ -38,6 +38,9 @@ pub struct CheckpointArgs {
     /// Go on from the newest checkpoint of --save, or start if there is none yet.
     #[arg(long, requires = "save", group = "from")]
     resume: bool,
+    /// Go on with other data than the checkpoint's: that of --data, or generated tokens without it.
+    #[arg(long, requires = "from")]
+    change_data: bool,
     /// Keys that need not be in the checkpoint, as in `optim.*`.
     #[arg(long, value_name = "GLOB", requires = "from", num_args = 1..)]
     allow_missing: Vec<NamePattern>,
@@ -98,6 +101,11 @@ impl CheckpointArgs {
     /// Whether to start where there is no checkpoint yet.
     pub fn resume(&self) -> bool {
         self.resume
+    }
+
+    /// Whether data may be other than the checkpoint's.
+    pub fn change_data(&self) -> bool {
+        self.change_data
     }
 
     /// Where weights come from, unless training starts.

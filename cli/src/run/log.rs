@@ -140,6 +140,10 @@ impl<'a> Log<'a> {
     /// What happened.
     pub fn event(&mut self, event: &Event<'_>) {
         match event {
+            Event::Data(paths) => {
+                self.sources.data = files(paths, "generated");
+                self.title = self.title.as_ref().map(|_| self.title());
+            }
             Event::Loaded(report) => self.loaded(report),
             Event::RolledBack(steps) => self.rolled_back(steps),
             Event::Step(report) => self.step(report),

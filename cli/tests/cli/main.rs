@@ -7,6 +7,7 @@ mod checkpoints;
 mod commands;
 mod compiles;
 mod cost;
+mod data;
 mod diagnostics;
 mod diff;
 mod edited;

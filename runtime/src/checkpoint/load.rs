@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use checkpoint::hf::convert::{convert, effect};
 use checkpoint::pickle::Value;
-use checkpoint::save::{DIGESTS, Number, Position, hyper_parameters, schedule_numbers};
+use checkpoint::save::{DATA, DIGESTS, Number, Position, hyper_parameters, schedule_numbers};
 use checkpoint::{Checkpoint, StoredTensor, StoredType, is_count, overlap};
 use ir::DType;
 use ir::checkpoint::{CheckpointLayout, Entry, Kind, Source};
@@ -163,6 +163,9 @@ impl Loaded {
             warnings,
             source: Arc::new(Files { checkpoint, keys }),
         };
+        // As it was saved, until a run knows better.
+        let data = res.source.object(DATA)?;
+        res.layout.data = data.as_ref().and_then(Value::as_str).map(str::to_string);
         res.position(&steps)?;
         res.compare_model()?;
         res.compare_schedule()?;
@@ -560,7 +563,9 @@ impl Matching<'_> {
     }
 
     fn unexpected(&mut self) {
-        let known = |key: &str| key.starts_with("optim.param_groups.") || key.starts_with(DIGESTS);
+        let known = |key: &str| {
+            key.starts_with("optim.param_groups.") || key.starts_with(DIGESTS) || key == DATA
+        };
         let objects = self.checkpoint.objects().filter(|it| !known(it));
         let tensors = self.checkpoint.tensors().map(|it| it.0);
         let unused = tensors.filter(|it| !self.used.contains(*it)).chain(objects);
