@@ -72,7 +72,11 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Compile(args) => compile::run(args, &cli.ui),
         Command::Sweep(args) => sweep::run(args, &cli.ui),
-        Command::Run(args) => run::run(args, &cli.ui),
+        // It has those of signals.
+        Command::Run(args) => match run::run(args, &cli.ui) {
+            Ok(code) => return code,
+            Err(failure) => Err(failure),
+        },
         Command::Inspect(args) => inspect::run(args, &cli.ui),
         Command::Verify(args) => verify::run(args, &cli.ui),
         // It has exit codes of its own, those of `diff`.

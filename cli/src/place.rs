@@ -85,7 +85,12 @@ impl PlaceArgs {
 
 /// The plan to run. A rank that has none tells the others, which wait for it.
 pub fn plan(args: &PlanArgs, place: &Place, ui: &Ui) -> Outcome<Proved> {
-    args.plan(ui).inspect_err(|it| {
+    told(args.plan(ui), place)
+}
+
+/// The outcome of what this process does before ranks meet; the others, which wait for it, are told of an error.
+pub fn told<T>(outcome: Outcome<T>, place: &Place) -> Outcome<T> {
+    outcome.inspect_err(|it| {
         let (code, message, bug) = (it.code, it.message.clone(), it.is_bug);
         place.tell(RunError::NoPlan { code, message, bug });
     })

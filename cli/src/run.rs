@@ -6,11 +6,13 @@ mod log;
 
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
 use std::sync::mpsc::channel;
 
 use ::checkpoint::CheckpointError;
 use ir::plan::Plan;
-use runtime::{Place, RunError, TokenWidth, TraceOptions, TrainOptions};
+use runtime::{Place, RunError, Signals, TokenWidth, TraceOptions, TrainOptions};
 
 use crate::controls::clean;
 use crate::input::{self, PlanArgs};
@@ -92,8 +94,8 @@ enum Reference {
     Cpu,
 }
 
-/// Runs the command.
-pub fn run(args: &Args, ui: &Ui) -> Outcome {
+/// Runs the command. A run that a signal ended has the exit code that shells give the signal.
+pub fn run(args: &Args, ui: &Ui) -> Outcome<ExitCode> {
     if args.steps == Some(0) {
         return Err(Failure::new("PL0609", "`--steps 0` trains nothing")
             .help("give at least 1, or leave it out for the model's own number of steps"));
@@ -108,7 +110,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let speaks = place.launch.is_first();
     // Rank 0 writes. Other processes may find its files there, in part.
     if speaks {
-        args.check_outputs()?;
+        place::told(args.check_outputs(), &place)?;
     }
     let plan = place::plan(&args.plan, &place, ui)?;
     let options = args.options(&plan, place, ui)?;
@@ -123,9 +125,13 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
             return Err(failure(&error, &args.plan.input));
         }
     }
+    let stop = log.stop();
     // The session is gone, and with it all that could send more.
     drop(options);
-    if args.compare.is_some() { compare::report(&plan, &comparisons, ui) } else { Ok(()) }
+    if args.compare.is_some() {
+        compare::report(&plan, &comparisons, ui)?;
+    }
+    Ok(stop.map_or(ExitCode::SUCCESS, |it| ExitCode::from(128 + it.signal)))
 }
 
 /// Steps `A..B`, both included, or one.
@@ -164,6 +170,9 @@ impl Args {
     }
 
     fn options(&self, plan: &Plan, place: Place, ui: &Ui) -> Outcome<TrainOptions> {
+        let signals = Signals::install().map_err(|it| {
+            Failure::new("PL0601", format!("cannot take signals over: {}", input::reason(&it)))
+        })?;
         Ok(TrainOptions {
             steps: self.steps,
             data: self.data.clone(),
@@ -183,6 +192,7 @@ impl Args {
             save: self.checkpoint.save(),
             load: self.checkpoint.load(),
             resume: self.checkpoint.resume(),
+            signals: Some(Arc::new(signals)),
             place,
         })
     }

@@ -3,7 +3,7 @@
 //! Reading order: [`bind`] (a plan becomes the program of one rank), [`exec`] (the loop over it),
 //! [`backend`] (what runs an instruction), [`comm`] (how ranks meet), [`launch`] (which ranks run in
 //! this process), [`session`] (those ranks at work), [`mod@checkpoint`] (their state on disk),
-//! [`mod@train`] (the training loop), [`trace`] and [`tensorboard`] (what it leaves for others to look at), [`output`] (how
+//! [`mod@train`] (the training loop), [`signals`] (what ends it early), [`trace`] and [`tensorboard`] (what it leaves for others to look at), [`output`] (how
 //! files come to be there as a whole).
 
 pub mod backend;
@@ -21,6 +21,7 @@ pub mod output;
 mod pieces;
 pub mod place;
 pub mod session;
+pub mod signals;
 pub mod tensorboard;
 pub mod trace;
 pub mod train;
@@ -33,5 +34,6 @@ pub use error::RunError;
 pub use launch::{Launch, LaunchFlags};
 pub use place::{Device, Place};
 pub use session::{RANKS_MAX, Session, SessionOptions, StepReport};
+pub use signals::Signals;
 pub use trace::TraceOptions;
-pub use train::{Event, StepLine, TrainOptions, train};
+pub use train::{Event, StepLine, Stop, TrainOptions, train};

@@ -40,7 +40,9 @@ impl OutputFile {
             .prefix(&format!(".{name}."))
             .suffix(".tmp")
             // Opened here, since the library names the temporary file in its errors.
-            .make_in(folder_of(&target), |it| File::create_new(it))?;
+            .make_in(folder_of(&target), |it| {
+                File::options().write(true).create_new(true).open(it)
+            })?;
         if let Some(it) = there {
             part.as_file().set_permissions(it.permissions())?;
         }

@@ -33,7 +33,7 @@ use smallvec::SmallVec;
 
 use crate::backend::cpu::{CpuBackend, CpuOptions};
 use crate::bind::{self, BoundPlan, bind, coord_name, describe};
-use crate::comm::control::{Control, Fault, positions_text};
+use crate::comm::control::{Control, Fault, Wish, positions_text};
 use crate::comm::local::World;
 use crate::data::Batch;
 use crate::error::RunError;
@@ -191,6 +191,11 @@ impl Session {
     /// The ranks of this process, in order.
     pub(crate) fn ranks_here(&self) -> Vec<u64> {
         self.hosted.ranks.iter().map(|it| it.rank).collect()
+    }
+
+    /// What all ranks of the run do after this step, given what this process wishes; see [`Control::agree`].
+    pub fn agree(&self, step: u64, wish: Option<Wish>) -> Result<Option<Wish>, RunError> {
+        self.hosted.ranks[0].control.agree(step, wish)
     }
 
     /// What ends all ranks.

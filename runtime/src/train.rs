@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::checkpoint::load::{LoadOptions, LoadReport, Loaded};
 use crate::checkpoint::save::{SaveOptions, SaveReport, Saved, Saver};
+use crate::comm::control::Wish;
 use crate::data::{Batch, Data, DataRecord, TokenWidth};
 use crate::error::RunError;
 use crate::exec::MemoryUse;
@@ -23,6 +24,7 @@ use crate::launch::{Hosted, HostedRank};
 use crate::output::AppendFile;
 use crate::place::Place;
 use crate::session::{Session, SessionOptions, StepReport};
+use crate::signals::Signals;
 use crate::tensorboard::EventFile;
 use crate::trace::{Trace, TraceOptions};
 use crate::weights::Weights;
@@ -58,6 +60,8 @@ pub struct TrainOptions {
     pub load: Option<LoadOptions>,
     /// Whether to start where there is no checkpoint to go on from.
     pub resume: bool,
+    /// What ends the run early, or has it save.
+    pub signals: Option<Arc<Signals>>,
     /// Where to run.
     pub place: Place,
 }
@@ -76,8 +80,21 @@ pub enum Event<'a> {
     Step(&'a StepReport),
     /// A checkpoint was saved.
     Saved(&'a SaveReport),
+    /// A signal has ended the run after a step.
+    Stopped(Stop),
     /// What the user should know.
     Warning(&'a str),
+}
+
+/// An end before the last step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stop {
+    /// The signal: 15 for SIGTERM.
+    pub signal: u8,
+    /// The last step.
+    pub step: u64,
+    /// Whether its checkpoint is there.
+    pub saved: bool,
 }
 
 /// A step as it is written down: a line of `--metrics`, of a log in JSON, the scalars of TensorBoard. JSON
@@ -279,17 +296,15 @@ impl Start {
             false => Data::open(&chosen.files, &plan.run, chosen.width)?,
         };
         // One hashes: what it reads is as large for all.
-        let record = data.record(first.rank == 0 && (options.save.is_some() || loaded.is_some()))?;
-        if let (Some(loaded), Some(then), false) = (&loaded, &chosen.record, options.change_data)
-            && let differences = then.differences(&record)
-            && !then.files.is_empty()
-            && !differences.is_empty()
-        {
-            let path = loaded.path().to_path_buf();
-            return Err(RunError::DataDiffers { path, differences });
-        }
+        let record =
+            data.record(first.rank == 0 && (options.save.is_some() || loaded.is_some()))?;
         let warnings = match &loaded {
-            Some(it) => data_warnings(it, chosen.record.as_ref(), &record),
+            Some(it) => {
+                if let (Some(then), false) = (&chosen.record, options.change_data) {
+                    check_data(it, then, &record)?;
+                }
+                data_warnings(it, chosen.record.as_ref(), &record)
+            }
             None => Vec::new(),
         };
         let named = if options.data.is_empty() { chosen.files } else { Vec::new() };
@@ -318,25 +333,36 @@ struct ChosenData {
 
 /// The files that are given, else those that the checkpoint names; an error if one of these is not there.
 fn chosen_data(options: &TrainOptions, loaded: Option<&Loaded>) -> Result<ChosenData, RunError> {
-    let record = loaded.and_then(|it| serde_json::from_str(it.layout.data.as_deref()?).ok());
-    let (files, width) = (options.data.clone(), options.token_width);
-    let Some(then) = record.as_ref().filter(|_: &&DataRecord| !options.change_data) else {
-        return Ok(ChosenData { files, width, record });
-    };
-    let width = width.or(then.token_type);
-    if !files.is_empty() {
-        return Ok(ChosenData { files, width, record });
-    }
-    let files: Vec<PathBuf> = then.files.iter().map(|it| it.path.clone()).collect();
-    let missing = then.files.iter().filter(|it| !it.path.exists());
-    let differences: Vec<String> = missing
-        .map(|it| format!("`{}`, of {} bytes, is not there", it.path.display(), it.bytes))
-        .collect();
-    match (loaded, differences.is_empty()) {
-        (Some(loaded), false) => {
-            Err(RunError::DataDiffers { path: loaded.path().to_path_buf(), differences })
+    // What planc cannot read is as good as none.
+    let record: Option<DataRecord> =
+        loaded.and_then(|it| serde_json::from_str(it.layout.data.as_deref()?).ok());
+    let (mut files, mut width) = (options.data.clone(), options.token_width);
+    let then = record.as_ref().filter(|_| !options.change_data);
+    if let (Some(loaded), Some(then)) = (loaded, then) {
+        width = width.or(then.token_type);
+        if files.is_empty() {
+            let missing = then.files.iter().filter(|it| !it.path.exists());
+            let missing = missing
+                .map(|it| format!("`{}`, of {} bytes, is not there", it.path.display(), it.bytes));
+            none_differs(loaded, missing.collect())?;
+            files.extend(then.files.iter().map(|it| it.path.clone()));
         }
-        _ => Ok(ChosenData { files, width, record }),
+    }
+    Ok(ChosenData { files, width, record })
+}
+
+/// An error if this is not the data that the checkpoint was trained on. Any data may follow generated tokens.
+fn check_data(loaded: &Loaded, then: &DataRecord, now: &DataRecord) -> Result<(), RunError> {
+    match then.files.is_empty() {
+        true => Ok(()),
+        false => none_differs(loaded, then.differences(now)),
+    }
+}
+
+fn none_differs(loaded: &Loaded, differences: Vec<String>) -> Result<(), RunError> {
+    match differences.is_empty() {
+        true => Ok(()),
+        false => Err(RunError::DataDiffers { path: loaded.path().to_path_buf(), differences }),
     }
 }
 
@@ -443,13 +469,12 @@ fn run(
     if !start.named.is_empty() {
         on_event(Event::Data(&start.named));
     }
-    start.warnings.iter().for_each(|it| on_event(Event::Warning(it)));
-    let Start { mut position, loaded, data, abandoned, .. } = start;
+    let Start { mut position, loaded, data, warnings, abandoned, .. } = start;
     let from = loaded.as_ref().map(|it| it.path().to_path_buf());
     let mut lines = Lines::open(session, options, from.as_ref().map(|_| position.step))?;
     if let Some(loaded) = loaded {
         let report = loaded.apply(session, position.seed)?;
-        report.warnings.iter().for_each(|it| on_event(Event::Warning(it)));
+        report.warnings.iter().chain(&warnings).for_each(|it| on_event(Event::Warning(it)));
         on_event(Event::Loaded(&report));
         if !abandoned.is_empty() {
             on_event(Event::RolledBack(&abandoned));
@@ -462,6 +487,9 @@ fn run(
     }
     let steps = options.steps(plan);
     let batch_size = plan.run.global_batch;
+    let signals = options.signals.as_deref();
+    signals.inspect(|it| it.begin());
+    let mut stop = None;
     if position.step >= steps {
         let done = position.step;
         on_event(Event::Warning(&format!(
@@ -498,18 +526,38 @@ fn run(
         lines.write(&mut report);
         on_event(Event::Step(&report));
         position = Position { step, sample: position.sample + batch_size, ..position };
-        if let Some(saver) = &mut saver {
-            let mut told = |it| tell(it, on_event);
-            saver.poll(&mut told)?;
-            if saver.is_due(step, steps) {
-                saver.save(session, position, step == steps, &mut told)?;
+        let wish = match step < steps {
+            true => session.agree(step, signals.and_then(Signals::wish))?,
+            false => None,
+        };
+        if let Some(Wish::Stop(signal)) = wish {
+            stop = Some(Stop { signal, step, saved: saver.is_some() });
+        }
+        match &mut saver {
+            Some(saver) => {
+                let mut told = |it| tell(it, on_event);
+                saver.poll(&mut told)?;
+                if wish.is_some() || saver.is_due(step, steps) {
+                    let is_last = step == steps || stop.is_some();
+                    saver.save(session, position, is_last, &mut told)?;
+                }
             }
+            None if wish == Some(Wish::Save) => {
+                on_event(Event::Warning("SIGUSR1 has nothing saved: there is no `--save`"));
+            }
+            None => (),
+        }
+        if stop.is_some() {
+            break;
         }
     }
-    match &mut saver {
-        Some(saver) => saver.finish(&mut |it| tell(it, on_event)),
-        None => Ok(()),
+    if let Some(saver) = &mut saver {
+        saver.finish(&mut |it| tell(it, on_event))?;
     }
+    if let Some(it) = stop {
+        on_event(Event::Stopped(it));
+    }
+    Ok(())
 }
 
 fn is_same_folder(a: &Path, b: &Path) -> bool {

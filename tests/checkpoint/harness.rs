@@ -120,7 +120,7 @@ pub fn try_train(plan: &Proved, options: &TrainOptions) -> Result<Trained, RunEr
         Event::Warning(it) => warnings.push(it.to_string()),
         Event::Saved(it) => saved.push(it.path.clone()),
         Event::Loaded(it) => loaded = Some(it.clone()),
-        Event::Data(_) | Event::RolledBack(_) => (),
+        Event::Data(_) | Event::RolledBack(_) | Event::Stopped(_) => (),
     })?;
     Ok(Trained { session, losses, warnings, saved, loaded })
 }

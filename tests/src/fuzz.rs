@@ -148,6 +148,9 @@ fn check_shown(message: &Message) {
         Message::Refused(Refusal::Complete)
         | Message::Go
         | Message::Data(_)
+        | Message::Wish(_)
+        | Message::Plan(..)
+        | Message::Agreed
         | Message::Beat
         | Message::Bye => Vec::new(),
     };

@@ -66,7 +66,11 @@ fn save(folder: &Path) {
     let options = TrainOptions { steps: Some(1), save: Some(save), ..TrainOptions::default() };
     let print = |event: Event<'_>| match event {
         Event::Saved(it) => println!("{}", it.seconds),
-        Event::Data(_) | Event::Loaded(_) | Event::RolledBack(_) | Event::Step(_) => (),
+        Event::Data(_)
+        | Event::Loaded(_)
+        | Event::RolledBack(_)
+        | Event::Step(_)
+        | Event::Stopped(_) => (),
         Event::Warning(it) => panic!("{it}"),
     };
     runtime::train(&gibibyte(), &options, print).unwrap_or_else(|it| panic!("{it}"));

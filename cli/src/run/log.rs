@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use ir::plan::Plan;
-use runtime::{Event, LoadReport, RunError, SaveReport, StepLine, StepReport, TrainOptions};
+use runtime::signals::signal_name;
+use runtime::{Event, LoadReport, RunError, SaveReport, StepLine, StepReport, Stop, TrainOptions};
 use serde::Serialize;
 
 use crate::controls::clean;
@@ -47,6 +48,12 @@ enum Line<'a> {
         bytes: u64,
         seconds: f64,
         waited: f64,
+    },
+    /// A signal has ended the run.
+    Stopped {
+        signal: &'a str,
+        step: u64,
+        saved: bool,
     },
     Warning {
         message: &'a str,
@@ -94,6 +101,8 @@ pub struct Log<'a> {
     heard: bool,
     /// A loss that is no number was reported.
     warned: bool,
+    /// A signal has ended the run.
+    stop: Option<Stop>,
     first: Option<StepReport>,
     last: Option<StepReport>,
     tokens: u64,
@@ -128,6 +137,7 @@ impl<'a> Log<'a> {
             began: Instant::now(),
             heard: speaks,
             warned: false,
+            stop: None,
             first: None,
             last: None,
             tokens: 0,
@@ -148,6 +158,7 @@ impl<'a> Log<'a> {
             Event::RolledBack(steps) => self.rolled_back(steps),
             Event::Step(report) => self.step(report),
             Event::Saved(report) => self.saved(report),
+            Event::Stopped(stop) => self.stopped(*stop),
             Event::Warning(text) => self.warn(&clean(text)),
         }
     }
@@ -185,6 +196,22 @@ impl<'a> Log<'a> {
             waited: report.waited.as_secs_f64(),
         };
         self.say(&line, || saved_text(report));
+    }
+
+    fn stopped(&mut self, stop: Stop) {
+        self.stop = Some(stop);
+        let Stop { signal, step, saved } = stop;
+        let signal = signal_name(signal);
+        let steps = self.steps;
+        let saved_text = if saved { "saved" } else { "not saved, as there is no `--save`" };
+        let text =
+            || format!("{signal}: stopped after step {step} of {steps}, which is {saved_text}\n");
+        self.say(&Line::Stopped { signal, step, saved }, text);
+    }
+
+    /// What has ended the run before its last step, if something has.
+    pub fn stop(&self) -> Option<Stop> {
+        self.stop
     }
 
     fn warn(&mut self, message: &str) {

@@ -21,6 +21,7 @@ mod outputs;
 mod reports;
 mod reshard;
 mod resume;
+mod signals;
 mod streams;
 mod verify;
 mod wording;

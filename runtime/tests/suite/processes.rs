@@ -13,8 +13,8 @@ use ir::plan::{Buffer, Comm, Event, Plan, PlanSection, Role, Stream};
 use ir::{DType, TensorType, ops::Fill};
 use kernels::Proved;
 use runtime::bind::{At, CollectiveCall, ComputeCall, CopyCall};
-use runtime::comm::control::Control;
 use runtime::comm::control::frame::Limits;
+use runtime::comm::control::{Control, Wish};
 use runtime::exec::{Backend, MemoryUse, Span};
 use runtime::launch::{Hosted, Master, Process, Waits, plan_fact};
 use runtime::session::MakeBackend;
@@ -162,6 +162,50 @@ fn run(ranks: u64, steps: u64, event: EventHook) -> Vec<Result<Option<f32>, RunE
 fn every_process_has_the_results() {
     let all = run(4, 3, Arc::new(|_| Ok(())));
     assert_eq!(all, vec![Ok(Some(1.5)); 4]);
+}
+
+/// Whichever process a signal comes to, and whenever: all ranks act on it after the same step.
+#[test]
+fn all_processes_act_on_a_signal_after_one_step() {
+    // Each wish: the rank that has it, the step after which it comes, and what it is.
+    let (save, stop) = (Wish::Save, Wish::Stop(15));
+    let cases: [&[(u64, u64, Wish)]; 6] = [
+        &[(0, 1, stop)],
+        &[(2, 5, stop)],
+        &[(3, 1, stop), (1, 1, Wish::Stop(2)), (0, 2, stop), (2, 3, stop)],
+        &[(0, 4, save), (0, 9, stop)],
+        &[(1, 4, save), (3, 4, save), (2, 400, save), (1, 800, stop)],
+        &[(0, 3, save), (1, 3, stop), (0, 4, save), (2, 4, save)],
+    ];
+    for wishes in cases {
+        let (plan, port, make) = (plan("4"), free_port(), fakes(Arc::new(|_| Ok(()))));
+        let body = |rank: u64| {
+            let session = start(&plan, &process(rank, 4, port), make.clone()).expect("they meet");
+            let mut done = Vec::new();
+            for step in 1.. {
+                session.step(&Batch::default(), 0.1, step).expect("it runs");
+                let wish = wishes.iter().find(|it| (it.0, it.1) == (rank, step)).map(|it| it.2);
+                let Some(agreed) = session.agree(step, wish).expect("they agree") else { continue };
+                done.push((step, agreed));
+                if matches!(agreed, Wish::Stop(_)) {
+                    break;
+                }
+            }
+            done
+        };
+        let all: Vec<_> = scope(|scope| {
+            let body = &body;
+            let ranks: Vec<_> = (0..4).map(|it| scope.spawn(move || body(it))).collect();
+            ranks.into_iter().map(|it| it.join().expect("no panic")).collect()
+        });
+        assert!(all.iter().all(|it| it == &all[0]), "{wishes:?}: {all:?}");
+        // One step later if it comes to rank 0, and later still from elsewhere.
+        let first = wishes.iter().map(|it| it.1).min().expect("a wish");
+        assert!(all[0][0].0 > first, "{wishes:?}: {all:?}");
+        if let [(0, at, wish)] = wishes {
+            assert_eq!(all[0], [(at + 1, *wish)]);
+        }
+    }
 }
 
 #[test]

@@ -15,6 +15,8 @@ use ir::plan::Plan;
 use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
+use super::Wish;
+
 /// One message, the payload of a frame.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Message {
@@ -32,6 +34,12 @@ pub enum Message {
     Fail(Failure),
     /// Says where a rank was when the run failed, to rank 0.
     Position(String),
+    /// Asks for something that all ranks do after one step, to rank 0.
+    Wish(Wish),
+    /// Says what all ranks do after this step, which none can end before rank 0 begins it.
+    Plan(u64, Wish),
+    /// Says that this rank knows of it, to rank 0.
+    Agreed,
     /// Shows that the sender is alive.
     Beat,
     /// Ends the messages of a rank that is done.
@@ -101,6 +109,15 @@ const FAIL: u8 = 6;
 const POSITION: u8 = 7;
 const BEAT: u8 = 8;
 const BYE: u8 = 9;
+const WISH: u8 = 10;
+const PLAN: u8 = 11;
+const AGREED: u8 = 12;
+
+/// Bytes of a wish: 0 to save, else the signal that stops.
+const WISH_LEN: usize = 1;
+
+/// Bytes of a step and a wish.
+const PLAN_LEN: usize = 8 + WISH_LEN;
 
 /// Bytes of a kind and a length.
 pub const HEAD: usize = 5;
@@ -144,6 +161,9 @@ impl Limits {
             (GO, Sender::First) => 0,
             (DATA, Sender::First) => self.data,
             (FAIL, _) => JSON_MAX,
+            (WISH, Sender::Other) => WISH_LEN,
+            (PLAN, Sender::First) => PLAN_LEN,
+            (AGREED, Sender::Other) => 0,
             (BEAT | BYE, _) => 0,
             _ => return Err(invalid()),
         };
@@ -166,6 +186,9 @@ impl Message {
             Message::Data(bytes) => (DATA, bytes.clone()),
             Message::Fail(it) => json(FAIL, serde_json::to_vec(&it.clone().clean())),
             Message::Position(text) => (POSITION, shown(text, TEXT_MAX).into_bytes()),
+            Message::Wish(it) => (WISH, vec![it.to_byte()]),
+            Message::Plan(step, it) => (PLAN, [&step.to_le_bytes()[..], &[it.to_byte()]].concat()),
+            Message::Agreed => (AGREED, Vec::new()),
             Message::Beat => (BEAT, Vec::new()),
             Message::Bye => (BYE, Vec::new()),
         }
@@ -190,10 +213,38 @@ impl Message {
                 Message::Fail(failure.clean())
             }
             POSITION => Message::Position(text(TEXT_MAX)),
+            WISH => match payload[..] {
+                [wish] => Message::Wish(Wish::from_byte(wish)),
+                _ => return Err(invalid()),
+            },
+            PLAN => match payload.split_last_chunk() {
+                Some((step, [wish])) => {
+                    let step = step.try_into().map_err(|_| invalid())?;
+                    Message::Plan(u64::from_le_bytes(step), Wish::from_byte(*wish))
+                }
+                None => return Err(invalid()),
+            },
+            AGREED => Message::Agreed,
             BEAT => Message::Beat,
             BYE => Message::Bye,
             _ => return Err(invalid()),
         })
+    }
+}
+
+impl Wish {
+    fn to_byte(self) -> u8 {
+        match self {
+            Wish::Save => 0,
+            Wish::Stop(signal) => signal,
+        }
+    }
+
+    fn from_byte(byte: u8) -> Wish {
+        match byte {
+            0 => Wish::Save,
+            signal => Wish::Stop(signal),
+        }
     }
 }
 
@@ -368,6 +419,21 @@ mod tests {
     }
 
     #[test]
+    fn wishes_come_as_they_were_sent() {
+        let (mut seal, mut frames) = ends(Sender::Other);
+        for it in [Message::Wish(Wish::Stop(2)), Message::Wish(Wish::Save), Message::Agreed] {
+            let bytes = seal.frame(&it);
+            assert_eq!(frames.read(&mut &bytes[..]).expect("it was sealed"), it);
+        }
+        // Of another length, or from the other end, they are none.
+        for (kind, payload) in [(WISH, vec![]), (PLAN, vec![0; 8]), (PLAN, vec![0; 10])] {
+            assert!(Message::decode(kind, payload).is_err(), "{kind}");
+        }
+        let plan = seal.frame(&Message::Plan(1, Wish::Save));
+        assert!(frames.read(&mut &plan[..]).is_err());
+    }
+
+    #[test]
     fn messages_come_as_they_were_sent() {
         let (mut seal, mut frames) = ends(Sender::First);
         let refusal = Refusal::Differs { who: "a".to_string(), differences: vec!["b".to_string()] };
@@ -379,6 +445,8 @@ mod tests {
             Message::Go,
             Message::Data(vec![1; 100]),
             Message::Fail(failure),
+            Message::Plan(1 << 40, Wish::Stop(15)),
+            Message::Plan(7, Wish::Save),
             Message::Beat,
             Message::Bye,
         ];

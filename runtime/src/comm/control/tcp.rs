@@ -16,7 +16,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use super::frame::{Failure, Frames, Limits, Message, Seal};
-use super::{Control, Fault, lock};
+use super::{Control, Fault, Wish, lock};
 use crate::error::RunError;
 
 /// How often ranks show that they are there, and what they take for an end.
@@ -90,6 +90,12 @@ struct State {
     /// Bytes in the inbox.
     unread: usize,
     positions: Vec<Option<String>>,
+    /// The greatest wish that nobody has planned yet; on rank 0.
+    wish: Option<Wish>,
+    /// What to do after which step.
+    plan: Option<(u64, Wish)>,
+    /// By rank: it knows of the plan; on rank 0.
+    agreed: Vec<bool>,
     /// Connections that are still read.
     readers: usize,
 }
@@ -137,6 +143,9 @@ impl Tcp {
             inbox: VecDeque::new(),
             unread: 0,
             positions: vec![None; n_ranks as usize],
+            wish: None,
+            plan: None,
+            agreed: vec![false; n_ranks as usize],
             readers: 0,
         };
         let inner = Arc::new(Inner {
@@ -399,6 +408,16 @@ impl Inner {
             Message::Position(text) => {
                 lock(&self.state).positions[peer.rank as usize].get_or_insert(text);
             }
+            Message::Wish(wish) => {
+                let mut state = lock(&self.state);
+                state.wish = state.wish.max(Some(wish));
+            }
+            Message::Plan(step, wish) => {
+                lock(&self.state).plan = Some((step, wish));
+                // If rank 0 does not hear it, its connection is at its end.
+                let _ = peer.send(&Message::Agreed);
+            }
+            Message::Agreed => lock(&self.state).agreed[peer.rank as usize] = true,
             // A process ends with the first failure, so that this is the only one that it keeps.
             Message::Fail(failure) if self.fault.get().is_none() => {
                 self.fault.raise(remote(failure));
@@ -533,6 +552,44 @@ impl Control for Tcp {
             }
             let waited = inner.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Rank 0 plans for the step that it has not begun. Every step has collectives over all ranks, so no rank can end
+    /// that step before rank 0 begins it, which it does when all ranks have said that they know of the plan. Without a
+    /// wish nothing is sent.
+    fn agree(&self, step: u64, wish: Option<Wish>) -> Result<Option<Wish>, RunError> {
+        let inner = &*self.0;
+        if inner.n_ranks == 1 {
+            return Ok(wish);
+        }
+        if let (Some(wish), true) = (wish, inner.rank != 0) {
+            inner.send_all(&Message::Wish(wish));
+        }
+        let mut state = lock(&inner.state);
+        let due = state.plan.take_if(|it| it.0 <= step).map(|it| it.1);
+        if inner.rank != 0 || matches!(due, Some(Wish::Stop(_))) {
+            return Ok(due);
+        }
+        let Some(next) = state.wish.take().max(wish) else { return Ok(due) };
+        state.plan = Some((step + 1, next));
+        state.agreed.fill(false);
+        drop(state);
+        inner.send_all(&Message::Plan(step + 1, next));
+        let unheard = |it: &State| (1..it.agreed.len()).find(|&rank| !it.agreed[rank]);
+        inner.wait_until(inner.pulse.answer, |it| {
+            unheard(it).is_none() || inner.fault.get().is_some()
+        });
+        let state = lock(&inner.state);
+        match unheard(&state) {
+            None => Ok(due),
+            Some(_) if inner.fault.get().is_some() => Err(RunError::Stopped),
+            Some(rank) => {
+                let host = state.peers[rank].as_ref().map_or("?", |it| &it.host).to_string();
+                let seconds = inner.pulse.answer.as_secs();
+                let how = format!("has not answered for {seconds} s that it knows of a signal");
+                Err(RunError::RankGone { rank: rank as u64, host, how })
+            }
         }
     }
 

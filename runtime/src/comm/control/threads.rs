@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Control, Fault, lock};
+use super::{Control, Fault, Wish, lock};
 use crate::error::RunError;
 
 /// One rank's end; see [`threads`].
@@ -100,6 +100,11 @@ impl Control for Threads {
             }
             state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// One call is for all, which are in one process.
+    fn agree(&self, _step: u64, wish: Option<Wish>) -> Result<Option<Wish>, RunError> {
+        Ok(wish)
     }
 
     fn fail(&self, error: RunError) {
