@@ -8,8 +8,8 @@ use ir::ops::{
     Activation, ActivationKind, Adam, AdamW, Amax, Amaxes, Assignment, Attention, AttentionGrad,
     BiasAdd, CeLoss, CeMax, CeStats, ClipScale, Codes, Conflict, Copies, Dropout, Embedding, Glu,
     GluKind, GradError, Granule, LayerNorm, Llama3Scaling, LocalCx, Matmul, Number, Op, OpKind,
-    QuantMatmul, Quantize, RmsNorm, Rope, Sample, SampleInput, Sgd, SplitDim, SumLeading, Sums,
-    Tensor, Values,
+    Origin, QuantMatmul, Quantize, RmsNorm, Rope, Sample, SampleInput, Sgd, SplitDim, StandsFor,
+    SumLeading, Sums, Tensor, Values,
 };
 use ir::placement::{Mesh, ReduceOp, Sharding};
 use ir::random::stream_key;
@@ -109,6 +109,22 @@ fn every_op_has_samples() {
         let settled = kind == OpKind::Collective;
         assert!(settled || !kind.samples().is_empty(), "{} has no samples", kind.name());
     }
+}
+
+/// What is not in a model's forward pass is not what the model means, unless a recipe put it there.
+#[test]
+fn ops_that_stand_for_others_come_from_recipes() {
+    for &kind in OpKind::ALL {
+        let (name, origins) = (kind.name(), kind.origins());
+        assert_eq!(origins == [Origin::Gradient], name.ends_with("_grad"), "{name}");
+        let stands_for = |it: &Sample| it.op.stands_for(&types(it).iter().collect::<Vec<_>>());
+        if kind.samples().iter().any(|it| stands_for(it) != StandsFor::Itself) {
+            let is_known = origins.contains(&Origin::Model) || origins.contains(&Origin::Recipe);
+            assert!(is_known, "{name}");
+        }
+    }
+    assert_eq!(OpKind::BiasAdd.origins(), [Origin::Model]);
+    assert_eq!(OpKind::Quantize.origins(), [Origin::Recipe]);
 }
 
 #[test]

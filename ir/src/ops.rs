@@ -206,6 +206,10 @@ macro_rules! define_ops {
             pub fn name(self) -> &'static str {
                 match self { $(OpKind::$ty => $name,)* }
             }
+            /// [`OpDef::ORIGINS`].
+            pub fn origins(self) -> &'static [Origin] {
+                match self { $(OpKind::$ty => $ty::ORIGINS,)* }
+            }
             /// [`OpDef::samples`].
             pub fn samples(self) -> Vec<Sample> {
                 match self { $(OpKind::$ty => $ty::samples(),)* }
@@ -274,6 +278,9 @@ define_ops! {
 
 /// What it means to be an op. A newcomer reads this trait and one neighbour.
 pub trait OpDef: Sized + Into<Op> {
+    /// What puts the op into a program. Default: a model.
+    const ORIGINS: &'static [Origin] = &[Origin::Model];
+
     /// Result types, or why the operands do not fit.
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError>;
 
@@ -353,6 +360,21 @@ pub trait OpDef: Sized + Into<Op> {
 
 /// Real attributes of an op; see [`OpDef::numbers`].
 pub type Numbers = SmallVec<[Ranged; 4]>;
+
+/// What puts an op into a program.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// A model has it in its forward pass.
+    Model,
+    /// It is the gradient of another op.
+    Gradient,
+    /// A recipe asks for it: amaxes, scales, FP8 data, and GEMMs on FP8 data.
+    Recipe,
+    /// The update of a step trains weights with it.
+    Update,
+    /// Placements ask for it: it moves data between ranks.
+    Placement,
+}
 
 /// The op of the model that an op's results belong to. Recipes and fusion make ops that no model has. A model
 /// that lists `matmul` in a checkpointing policy covers the GEMMs made from it, too.

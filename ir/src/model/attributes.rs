@@ -12,14 +12,14 @@ use serde::{Deserialize, forward_to_deserialize_any};
 use super::error::{ModelError, Problem, lower, nearest};
 use super::locate::keys;
 use crate::model::Cx;
-use crate::ops::{Op, OpKind};
+use crate::ops::{Op, OpKind, Origin};
 
 /// Reads `matmul(transpose_b:true)`, which is the field `op` of what is at hand.
 pub(super) fn read_op(cx: &Cx<'_>, text: &str) -> Result<Op, ModelError> {
     let text = text.trim();
     let name = text.split('(').next().unwrap_or_default();
     let Some(&kind) = OpKind::ALL.iter().find(|it| it.name() == name) else {
-        let known = OpKind::ALL.iter().filter(|&&it| is_forward(it));
+        let known = OpKind::ALL.iter().filter(|it| it.origins().contains(&Origin::Model));
         let known = known.map(|it| it.name().to_string()).collect();
         let (block, found) = (cx.title(), name.to_string());
         return Err(cx.error("op", Problem::UnknownOp { block, found, known }));
@@ -48,28 +48,6 @@ fn unknown_attribute(name: &str, key: &str, known: &[&str]) -> String {
         None => format!("it has {}", known.join(", ")),
     };
     format!("`{name}` has no attribute `{key}`; {hint}")
-}
-
-/// Ops of a forward pass: neither gradients, nor updates, nor what moves data, nor what a recipe asks for.
-pub(super) fn is_forward(kind: OpKind) -> bool {
-    use OpKind::{Adam, AdamW, Collective, Reshard, Sgd};
-    let update = [Adam, AdamW, Sgd].contains(&kind);
-    let moves = [Collective, Reshard].contains(&kind);
-    !(update || moves || quantizes(kind) || kind.name().ends_with("_grad"))
-}
-
-/// Returns true for ops that only recipes make.
-fn quantizes(kind: OpKind) -> bool {
-    use OpKind::{Amax, DelayedScale, DelayedUpdate, Hadamard};
-    use OpKind::{QuantMatmul, QuantScale, Quantize, QuantizeBlock, RoundMx, RoundNvFp4};
-    let scales = [Amax, DelayedScale, DelayedUpdate, QuantScale];
-    let codes = [QuantMatmul, Quantize, QuantizeBlock, Hadamard, RoundMx, RoundNvFp4];
-    scales.contains(&kind) || codes.contains(&kind)
-}
-
-/// Returns true for ops that a recipe may add to a forward pass, the transpose of FP8 data included.
-pub(super) fn is_made_by_recipes(kind: OpKind) -> bool {
-    quantizes(kind) || kind == OpKind::Transpose
 }
 
 /// The attributes of an op, as serde knows them.

@@ -9,7 +9,6 @@ use std::ops::Range;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
-use super::attributes::{is_forward, is_made_by_recipes};
 use super::error::{At, ModelError, Problem};
 use super::layout::{Layout, Tp};
 use super::mesh::MeshSpec;
@@ -19,7 +18,7 @@ use super::range::{Fields, MAX_SIZE, too_large};
 use super::schema::{Batch, Model, Units};
 use crate::build::BuildError;
 use crate::graph::{AfterForward, Checkpoint, Def, Scope, ScopeData, Training};
-use crate::ops::{Cast, Op, OpKind, SliceDim};
+use crate::ops::{Cast, Op, OpKind, Origin, SliceDim};
 use crate::placement::{DimLayout, Sharding};
 use crate::quant::Recipe;
 use crate::run::Run;
@@ -443,10 +442,11 @@ impl<'a> Cx<'a> {
         let graph = &*self.builder.graph;
         let quantizes = graph.scopes.values().any(|it| it.recipe != Recipe::Bf16);
         let kinds = graph.nodes.values().skip(first).map(|it| it.op.kind());
-        let kinds: FxHashSet<OpKind> = kinds.filter(|&it| is_forward(it)).collect();
+        let kinds: FxHashSet<OpKind> =
+            kinds.filter(|it| it.origins().contains(&Origin::Model)).collect();
         for name in checkpoint.listed() {
             let Some(&kind) = OpKind::ALL.iter().find(|it| it.name() == name) else { continue };
-            if (quantizes && is_made_by_recipes(kind)) || kinds.contains(&kind) {
+            if (quantizes && kind.origins().contains(&Origin::Recipe)) || kinds.contains(&kind) {
                 continue;
             }
             let mut known: Vec<String> = kinds.iter().map(|it| it.name().to_string()).collect();

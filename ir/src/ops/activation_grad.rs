@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    ActivationKind, Amaxes, Codes, Factors, LocalCx, OpDef, Real, Sample, Sums, TypeError, Types,
-    Values, View, ViewMut, is_default, same_shape,
+    ActivationKind, Amaxes, Codes, Factors, LocalCx, OpDef, Origin, Real, Sample, Sums, TypeError,
+    Types, Values, View, ViewMut, is_default, same_shape,
 };
 use crate::types::{DType, TensorType};
 
@@ -34,6 +34,8 @@ impl ActivationGrad {
 }
 
 impl OpDef for ActivationGrad {
+    const ORIGINS: &'static [Origin] = &[Origin::Gradient];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         let inputs = self.codes.check(inputs, 2)?;
         same_shape(inputs[0], inputs[1])?;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ops::adamw::{AdamStep, adam_factors, adam_numbers, adam_samples, infer_adam};
 use crate::ops::{
-    Amaxes, Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, TypeError, Types, View,
+    Amaxes, Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, TypeError, Types, View,
     ViewMut, is_default,
 };
 use crate::types::{DType, TensorType};
@@ -32,6 +32,8 @@ pub struct Adam {
 }
 
 impl OpDef for Adam {
+    const ORIGINS: &'static [Origin] = &[Origin::Update];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         infer_adam(inputs, self.compute, &self.amax)
     }

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Amaxes, Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, TypeError, Types, Values, View,
-    ViewMut, arity, is_default, same_shape, scalar,
+    Amaxes, Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, TypeError, Types,
+    Values, View, ViewMut, arity, is_default, same_shape, scalar,
 };
 use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
@@ -130,6 +130,8 @@ impl AdamW {
 }
 
 impl OpDef for AdamW {
+    const ORIGINS: &'static [Origin] = &[Origin::Update];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         infer_adam(inputs, self.compute, &self.amax)
     }

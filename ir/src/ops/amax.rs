@@ -9,8 +9,8 @@ use smallvec::smallvec;
 
 use crate::ops::factors::letters;
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, Shape, StandsFor, TypeError, Types, View, ViewMut,
-    arity, floats, is_default, pieces,
+    Factors, LocalCx, OpDef, Origin, Real, Sample, Shape, StandsFor, TypeError, Types, View,
+    ViewMut, arity, floats, is_default, pieces,
 };
 use crate::placement::ReduceOp;
 use crate::types::TensorType;
@@ -45,6 +45,8 @@ impl Amax {
 }
 
 impl OpDef for Amax {
+    const ORIGINS: &'static [Origin] = &[Origin::Recipe];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
         floats(inputs, 0)?;

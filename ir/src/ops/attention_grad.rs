@@ -14,8 +14,8 @@ use smallvec::smallvec;
 use crate::ops::attention::{Attention, Heads, Query};
 use crate::ops::tensor::{axpy, dot};
 use crate::ops::{
-    Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, TypeError, Types, View, ViewMut, arity,
-    is_default, same_shape, same_size,
+    Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, TypeError, Types, View,
+    ViewMut, arity, is_default, same_shape, same_size,
 };
 use crate::types::TensorType;
 
@@ -41,6 +41,8 @@ impl AttentionGrad {
 }
 
 impl OpDef for AttentionGrad {
+    const ORIGINS: &'static [Origin] = &[Origin::Gradient];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 6)?;
         self.forward().check(inputs)?;

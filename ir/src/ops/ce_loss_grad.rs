@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
+    Factors, LocalCx, OpDef, Origin, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
     integers, same_shape, scalar,
 };
 use crate::types::TensorType;
@@ -18,6 +18,8 @@ pub struct CeLossGrad {
 }
 
 impl OpDef for CeLossGrad {
+    const ORIGINS: &'static [Origin] = &[Origin::Gradient];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 3)?;
         integers(inputs, 1)?;

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    BoundAt, Bounds, CeStats, Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, TypeError,
-    Types, Values, View, ViewMut, arity, integers, is_default, ndim_at_least, per_row,
+    BoundAt, Bounds, CeStats, Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample,
+    TypeError, Types, Values, View, ViewMut, arity, integers, is_default, ndim_at_least, per_row,
 };
 use crate::range::Ranged;
 use crate::types::TensorType;
@@ -24,6 +24,8 @@ pub struct CeStatsGrad {
 }
 
 impl OpDef for CeStatsGrad {
+    const ORIGINS: &'static [Origin] = &[Origin::Gradient];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 5)?;
         integers(inputs, 1)?;

@@ -9,7 +9,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, StandsFor, TypeError, Types, View, ViewMut,
+    Factors, LocalCx, OpDef, Origin, Real, Sample, StandsFor, TypeError, Types, View, ViewMut,
 };
 use crate::placement::{AxisSet, ReduceOp, StepKind};
 use crate::types::TensorType;
@@ -116,6 +116,8 @@ impl fmt::Display for CollectiveKind {
 }
 
 impl OpDef for Collective {
+    const ORIGINS: &'static [Origin] = &[Origin::Placement];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         Ok(inputs.iter().map(|&it| it.clone()).collect())
     }

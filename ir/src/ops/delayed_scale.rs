@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, StandsFor, TypeError, Types, Values, View, ViewMut,
-    arity, scalar, single,
+    Factors, LocalCx, OpDef, Origin, Real, Sample, StandsFor, TypeError, Types, Values, View,
+    ViewMut, arity, scalar, single,
 };
 use crate::types::TensorType;
 
@@ -16,6 +16,8 @@ use crate::types::TensorType;
 pub struct DelayedScale {}
 
 impl OpDef for DelayedScale {
+    const ORIGINS: &'static [Origin] = &[Origin::Recipe];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
         scalar(inputs, 0)?;

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, StandsFor, TypeError, Types, Values, View, ViewMut,
-    arity, floats, is_default, ndim, scalar, single,
+    Factors, LocalCx, OpDef, Origin, Real, Sample, StandsFor, TypeError, Types, Values, View,
+    ViewMut, arity, floats, is_default, ndim, scalar, single,
 };
 use crate::quant::{AmaxAlgo, Delayed};
 use crate::types::{DType, TensorType};
@@ -28,6 +28,8 @@ pub struct DelayedUpdate {
 }
 
 impl OpDef for DelayedUpdate {
+    const ORIGINS: &'static [Origin] = &[Origin::Recipe];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 3)?;
         ndim(inputs, 0, 1, "1 dim")?;

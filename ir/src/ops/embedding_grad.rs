@@ -8,8 +8,8 @@ use smallvec::smallvec;
 
 use crate::ops::embedding::check_padding_idx;
 use crate::ops::{
-    BoundAt, Bounds, Factors, LocalCx, Op, OpDef, Real, Sample, TypeError, Types, Values, View,
-    ViewMut, arity, integers, ndim_at_least, per_row,
+    BoundAt, Bounds, Factors, LocalCx, Op, OpDef, Origin, Real, Sample, TypeError, Types, Values,
+    View, ViewMut, arity, integers, ndim_at_least, per_row,
 };
 use crate::types::{DType, TensorType};
 
@@ -27,6 +27,8 @@ pub struct EmbeddingGrad {
 }
 
 impl OpDef for EmbeddingGrad {
+    const ORIGINS: &'static [Origin] = &[Origin::Gradient];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 2)?;
         integers(inputs, 0)?;

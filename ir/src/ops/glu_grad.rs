@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Amaxes, Codes, Factors, GluKind, LocalCx, OpDef, Real, Sample, Sums, TypeError, Types, Values,
-    View, ViewMut, is_default, same_shape, same_type,
+    Amaxes, Codes, Factors, GluKind, LocalCx, OpDef, Origin, Real, Sample, Sums, TypeError, Types,
+    Values, View, ViewMut, is_default, same_shape, same_type,
 };
 use crate::types::{DType, TensorType};
 
@@ -40,6 +40,8 @@ impl GluGrad {
 }
 
 impl OpDef for GluGrad {
+    const ORIGINS: &'static [Origin] = &[Origin::Gradient];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         let inputs = self.codes.check(inputs, 3)?;
         same_shape(inputs[0], inputs[1])?;

@@ -10,8 +10,8 @@ use smallvec::smallvec;
 use crate::ops::quantize::transpose_into;
 use crate::ops::round_mx::block_factors;
 use crate::ops::{
-    Along, Factors, LocalCx, OpDef, Real, Sample, StandsFor, TypeError, Types, View, ViewMut,
-    arity, floats,
+    Along, Factors, LocalCx, OpDef, Origin, Real, Sample, StandsFor, TypeError, Types, View,
+    ViewMut, arity, floats,
 };
 use crate::quant::nvfp4::{BLOCK, hadamard_transformed};
 use crate::types::TensorType;
@@ -21,6 +21,8 @@ use crate::types::TensorType;
 pub struct Hadamard {}
 
 impl OpDef for Hadamard {
+    const ORIGINS: &'static [Origin] = &[Origin::Recipe];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
         floats(inputs, 0)?;

@@ -12,8 +12,8 @@ use smallvec::smallvec;
 
 use crate::ops::rms_norm_grad::add_to;
 use crate::ops::{
-    Amaxes, Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
-    is_default, ndim, ndim_at_least, per_row, same_shape, same_size, type_of,
+    Amaxes, Factors, LocalCx, OpDef, Origin, Real, Sample, TypeError, Types, Values, View, ViewMut,
+    arity, is_default, ndim, ndim_at_least, per_row, same_shape, same_size, type_of,
 };
 use crate::types::{DType, TensorType};
 
@@ -37,6 +37,8 @@ pub struct LayerNormGrad {
 }
 
 impl OpDef for LayerNormGrad {
+    const ORIGINS: &'static [Origin] = &[Origin::Gradient];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 5 + usize::from(self.residual))?;
         let (x, w) = (inputs[1], inputs[2]);

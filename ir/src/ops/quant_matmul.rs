@@ -19,8 +19,9 @@ use smallvec::smallvec;
 use crate::ops::factors::letters;
 use crate::ops::tensor::dot;
 use crate::ops::{
-    Factors, Gemm, LocalCx, Op, OpDef, OpKind, Real, Sample, Shape, StandsFor, TypeError, Types,
-    Values, View, ViewMut, arity, is_default, ndim, ndim_at_least, pieces, same_shape, same_size,
+    Factors, Gemm, LocalCx, Op, OpDef, OpKind, Origin, Real, Sample, Shape, StandsFor, TypeError,
+    Types, Values, View, ViewMut, arity, is_default, ndim, ndim_at_least, pieces, same_shape,
+    same_size,
 };
 use crate::quant::blocks::FP8_BLOCK as BLOCK;
 use crate::types::{DType, TensorType};
@@ -221,6 +222,8 @@ impl QuantMatmul {
 }
 
 impl OpDef for QuantMatmul {
+    const ORIGINS: &'static [Origin] = &[Origin::Recipe];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 4 + usize::from(self.accumulate) + usize::from(self.bias))?;
         let (a, b) = (inputs[0], inputs[1]);

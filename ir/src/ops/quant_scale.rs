@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, StandsFor, TypeError, Types, Values,
-    View, ViewMut, arity, floats, is_default,
+    Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, StandsFor, TypeError, Types,
+    Values, View, ViewMut, arity, floats, is_default,
 };
 use crate::quant::ScaleRule;
 use crate::range::{Ranged, RealRange};
@@ -34,6 +34,8 @@ impl QuantScale {
 }
 
 impl OpDef for QuantScale {
+    const ORIGINS: &'static [Origin] = &[Origin::Recipe];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
         floats(inputs, 0)?;

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 use crate::ops::factors::letters;
 use crate::ops::sum_leading::sum_rows;
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, StandsFor, Sums, TypeError, Types, Values, View,
+    Factors, LocalCx, OpDef, Origin, Real, Sample, StandsFor, Sums, TypeError, Types, Values, View,
     ViewMut, arity, floats, is_default, ndim_at_least, pieces,
 };
 use crate::types::{DType, TensorType};
@@ -82,6 +82,8 @@ pub(crate) fn transpose_into<T: Copy>(x: &[T], columns: usize, out: &mut [T]) {
 }
 
 impl OpDef for Quantize {
+    const ORIGINS: &'static [Origin] = &[Origin::Recipe];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 2)?;
         floats(inputs, 0)?;

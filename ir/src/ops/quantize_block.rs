@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use crate::ops::factors::letters;
 use crate::ops::quantize::{last_first, transpose_into};
 use crate::ops::{
-    BoundAt, Bounds, Copies, Factors, LocalCx, OpDef, Real, Sample, Shape, StandsFor, TypeError,
-    Types, View, ViewMut, arity, floats, is_default, ndim_at_least, pieces,
+    BoundAt, Bounds, Copies, Factors, LocalCx, OpDef, Origin, Real, Sample, Shape, StandsFor,
+    TypeError, Types, View, ViewMut, arity, floats, is_default, ndim_at_least, pieces,
 };
 use crate::quant::ScaleRule;
 use crate::quant::blocks::{Blocks, FP8_BLOCK as BLOCK};
@@ -66,6 +66,8 @@ impl QuantizeBlock {
 }
 
 impl OpDef for QuantizeBlock {
+    const ORIGINS: &'static [Origin] = &[Origin::Recipe];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
         floats(inputs, 0)?;

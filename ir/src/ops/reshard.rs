@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Cast, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample, TypeError, Types, View,
-    ViewMut, arity,
+    Cast, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Origin, Real, Sample, TypeError,
+    Types, View, ViewMut, arity,
 };
 use crate::types::{DType, TensorType};
 
@@ -20,6 +20,8 @@ pub struct Reshard {
 }
 
 impl OpDef for Reshard {
+    const ORIGINS: &'static [Origin] = &[Origin::Placement];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
         Ok(smallvec![inputs[0].clone()])

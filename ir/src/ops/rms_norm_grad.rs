@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Amaxes, Factors, LocalCx, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
-    is_default, ndim, ndim_at_least, per_row, same_shape, same_size, type_of,
+    Amaxes, Factors, LocalCx, OpDef, Origin, Real, Sample, TypeError, Types, Values, View, ViewMut,
+    arity, is_default, ndim, ndim_at_least, per_row, same_shape, same_size, type_of,
 };
 use crate::types::{DType, TensorType};
 
@@ -35,6 +35,8 @@ pub struct RmsNormGrad {
 }
 
 impl OpDef for RmsNormGrad {
+    const ORIGINS: &'static [Origin] = &[Origin::Gradient];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 4 + usize::from(self.residual))?;
         let (x, w) = (inputs[1], inputs[2]);

@@ -14,8 +14,8 @@ use smallvec::smallvec;
 
 use crate::ops::factors::letters;
 use crate::ops::{
-    Factors, LocalCx, OpDef, Real, Sample, StandsFor, TypeError, Types, View, ViewMut, arity,
-    floats, is_default, ndim_at_least, pieces,
+    Factors, LocalCx, OpDef, Origin, Real, Sample, StandsFor, TypeError, Types, View, ViewMut,
+    arity, floats, is_default, ndim_at_least, pieces,
 };
 use crate::quant::blocks::Blocks;
 use crate::quant::mx;
@@ -93,6 +93,8 @@ pub(crate) fn block_factors(
 const BLOCK: usize = 32;
 
 impl OpDef for RoundMx {
+    const ORIGINS: &'static [Origin] = &[Origin::Recipe];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
         floats(inputs, 0)?;

@@ -12,8 +12,8 @@ use smallvec::smallvec;
 
 use crate::ops::factors::letters;
 use crate::ops::{
-    Along, BoundAt, Bounds, Factors, LocalCx, OpDef, Real, Sample, StandsFor, TypeError, Types,
-    Values, View, ViewMut, arity, floats, integers, is_default, pieces, scalar,
+    Along, BoundAt, Bounds, Factors, LocalCx, OpDef, Origin, Real, Sample, StandsFor, TypeError,
+    Types, Values, View, ViewMut, arity, floats, integers, is_default, pieces, scalar,
 };
 use crate::quant::Format;
 use crate::quant::blocks::Blocks;
@@ -38,6 +38,8 @@ pub struct RoundNvFp4 {
 }
 
 impl OpDef for RoundNvFp4 {
+    const ORIGINS: &'static [Origin] = &[Origin::Recipe];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 2 + usize::from(self.stochastic.is_some()))?;
         floats(inputs, 0)?;

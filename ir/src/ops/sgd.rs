@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, TypeError, Types, Values, View,
+    Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, TypeError, Types, Values, View,
     ViewMut, arity, is_default, same_shape, scalar,
 };
 use crate::range::{Ranged, RealRange};
@@ -41,6 +41,8 @@ impl Sgd {
 }
 
 impl OpDef for Sgd {
+    const ORIGINS: &'static [Origin] = &[Origin::Update];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         let n = self.n_states();
         arity(inputs, n + 4)?;

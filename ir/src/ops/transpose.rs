@@ -5,8 +5,8 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::ops::factors::letters;
 use crate::ops::{
-    Factors, GradCx, GradError, Grads, Linear, LocalCx, OpDef, Real, Sample, StandsFor, TypeError,
-    Types, View, ViewMut, arity,
+    Factors, GradCx, GradError, Grads, Linear, LocalCx, OpDef, Origin, Real, Sample, StandsFor,
+    TypeError, Types, View, ViewMut, arity,
 };
 use crate::types::TensorType;
 
@@ -18,6 +18,8 @@ pub struct Transpose {
 }
 
 impl OpDef for Transpose {
+    const ORIGINS: &'static [Origin] = &[Origin::Model, Origin::Recipe];
+
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
         let x = inputs[0];
