@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use codegen::Proved;
+use codegen::{Proved, Verification};
 use ir::model::{MeshSpec, Model};
 
 /// A model of `examples/`.
@@ -24,13 +24,15 @@ pub fn example_with(name: &str, set: &[(&str, &str)]) -> Model {
     ir::model::parse_with(&source, set).unwrap_or_else(|it| panic!("{path:?}: {it}"))
 }
 
-/// Elaborates and compiles a model, verification included.
+/// Elaborates and compiles a model as a release build of `planc` does, verification included.
 ///
 /// # Panics
 /// If the model does not fit the mesh.
 pub fn compile(model: &Model, mesh: &str) -> Proved {
     let mesh = MeshSpec::parse(mesh).unwrap_or_else(|it| panic!("{it}"));
     let graph = ir::model::elaborate(model, &mesh).unwrap_or_else(|it| panic!("{it}"));
-    let compiled = codegen::compile(graph, &codegen::Options::default());
+    let verification = Verification::EveryPhase;
+    let compiled =
+        codegen::compile(graph, &codegen::Options { verification, ..Default::default() });
     compiled.unwrap_or_else(|it| panic!("{it}")).plan
 }

@@ -11,7 +11,7 @@ use ir::placement::Mesh;
 use ir::plan::{MemoryProfile, memory_profile};
 use ir::summary::{CollectiveTotal, Summary};
 use ir::{Digest, Phase};
-use passes::{Dump, GRAPH_PASSES};
+use passes::{Dump, GRAPH_PASSES, Verification};
 use serde_json::json;
 
 use crate::diff::meaning_text;
@@ -157,7 +157,10 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         file_out.check([&*args.input])?;
     }
     let emit_after = args.emit.and_then(Emit::last_pass);
-    let mut options = args.model.options();
+    let mut options = file.options(&args.model);
+    if !args.dump_ir_after.is_empty() {
+        options.verification = Verification::EveryPass;
+    }
     options.dump_after.extend(args.dump_ir_after.iter().cloned());
     options.dump_after.extend(emit_after.map(str::to_string));
     let result = codegen::compile(graph, &options);

@@ -13,7 +13,7 @@ use ir::plan::Plan;
 use ir::text::{ParseError, Program};
 use ir::verify::{Place, Proof, VerifyError};
 use ir::{Digest, Graph};
-use passes::PassError;
+use passes::{PassError, Verification};
 
 use crate::report::{Failure, Outcome, Ui, print_aside, warning};
 use crate::table;
@@ -85,7 +85,7 @@ pub fn plan_in(file: &File<'_>, model: &ModelArgs, ui: &Ui) -> Outcome<Proved> {
             file.tell_edited(&plan, ui);
             Ok(plan)
         }
-        Input::Graph(graph, _) => match codegen::compile(*graph, &model.options()) {
+        Input::Graph(graph, _) => match codegen::compile(*graph, &file.options(model)) {
             Ok(compiled) => Ok(compiled.plan),
             Err(it) => Err(file.pass_failure(&it.error)),
         },
@@ -211,7 +211,17 @@ impl File<'_> {
         })?;
         let model = self.parsed(args)?;
         let mesh = MeshSpec::parse(mesh).map_err(|it| self.model_failure(&it))?;
-        Ok(Variant { model, mesh, options: args.options() })
+        Ok(Variant { model, mesh, options: self.options(args) })
+    }
+
+    /// How to compile what it holds. A release build does not look for the pass that breaks a model, which tests do; IR
+    /// may have been edited into what no test has.
+    pub fn options(&self, args: &ModelArgs) -> codegen::Options {
+        let verification = match cfg!(debug_assertions) || self.is_program() {
+            true => Verification::EveryPass,
+            false => Verification::EveryPhase,
+        };
+        codegen::Options { verification, ..args.options() }
     }
 
     /// The model, with what `--set` replaces.
@@ -306,7 +316,8 @@ impl File<'_> {
                     None => failure.in_file(self.path),
                 }
             }
-            PassError::Broke { pass, broken } if self.is_program() => {
+            PassError::Broke { passes, broken } if self.is_program() => {
+                let pass = passes.last().copied().unwrap_or_default();
                 let more = match broken.len() {
                     0 | 1 => String::new(),
                     n => format!("; and {} more", n - 1),

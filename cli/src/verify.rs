@@ -70,7 +70,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let plan = match file.unproved(&args.model)? {
         Input::Plan(plan) => plan,
         Input::Graph(graph, _) => {
-            let compiled = codegen::compile(*graph, &args.model.options());
+            let compiled = codegen::compile(*graph, &file.options(&args.model));
             compiled.map_err(|it| file.pass_failure(&it.error))?.plan.into_plan()
         }
     };

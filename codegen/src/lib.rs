@@ -11,12 +11,11 @@ use ir::graph::{Cut, Def, Move, Name, WeightMeshLint};
 use ir::plan::Plan;
 use ir::verify::Property;
 use ir::{DType, Digest, Graph, Phase};
-use passes::{
-    Dump, GRAPH_PASSES, PassError, PassManager, PlanMemory, ScheduleOverlap, Verification,
-};
+use passes::{Dump, GRAPH_PASSES, PassError, PassManager, PlanMemory, ScheduleOverlap};
 
 pub use kernels::{Proved, prove};
 pub use lower::lower;
+pub use passes::Verification;
 pub use workspace::add_workspaces;
 
 /// What the user may choose about compiling.
@@ -26,6 +25,8 @@ pub struct Options {
     pub dump_after: Vec<String>,
     /// How far ahead communication runs.
     pub schedule: ScheduleOverlap,
+    /// When passes are verified; with [`Verification::EveryPhase`], plans only by their proof at the end.
+    pub verification: Verification,
 }
 
 /// A compiled program.
@@ -64,8 +65,11 @@ pub const PROVE: &str = "prove";
 /// Compiles a graph in phase `Logical`: [`GRAPH_PASSES`], [`lower`], the options' [`ScheduleOverlap`],
 /// [`add_workspaces`], [`PlanMemory`], and [`Proved::of`].
 pub fn compile(graph: Graph, options: &Options) -> Result<Compiled, CompileError> {
-    let mut manager =
-        PassManager { dump_after: options.dump_after.clone(), ..PassManager::default() };
+    let mut manager = PassManager {
+        dump_after: options.dump_after.clone(),
+        verification: options.verification,
+        ..PassManager::default()
+    };
     match pipeline(graph, options, &mut manager) {
         Ok((plan, graph)) => {
             let PassManager { times, dumps, .. } = manager;
@@ -119,7 +123,7 @@ fn planned(graph: &Graph, options: &Options, manager: &mut PassManager) -> Resul
     let start = Instant::now();
     let mut plan = lower(graph);
     check_size(plan.exceeds())?;
-    manager.finish("lower", Phase::Lowered, &plan, start)?;
+    manager.finish("lower", (graph.phase, Phase::Lowered), &plan, start)?;
     manager.run(&mut plan, &[&options.schedule])?;
     add_workspaces(&mut plan);
     manager.run(&mut plan, &[&PlanMemory])?;
@@ -135,6 +139,10 @@ fn pipeline(
     check_size(graph.exceeds())?;
     let model = Digest::of_model(&graph);
     manager.run(&mut graph, GRAPH_PASSES)?;
+    // The proof checks all that a pass over plans must keep. Before it there is one such pass a phase.
+    if manager.verification == Verification::EveryPhase {
+        manager.verification = Verification::Never;
+    }
     let mut plan = planned(&graph, options, manager)?;
     plan.model = Some(model);
     let start = Instant::now();
@@ -152,7 +160,9 @@ fn pipeline(
         }
         None => {
             let broken = broken.iter().map(|it| it.to_string()).collect();
-            Err(PassError::Broke { pass: PROVE, broken })
+            let mut passes = std::mem::take(&mut manager.unverified);
+            passes.push(PROVE);
+            Err(PassError::Broke { passes, broken })
         }
     }
 }

@@ -47,7 +47,7 @@ fn planned(graph: &Graph, schedule: ScheduleOverlap) -> Result<(Plan, Plan), Str
     let start = Instant::now();
     let lowered = lower(graph);
     let fail = |it: PassError| it.to_string();
-    manager.finish("lower", Phase::Lowered, &lowered, start).map_err(fail)?;
+    manager.finish("lower", (Phase::Local, Phase::Lowered), &lowered, start).map_err(fail)?;
     let mut plan = lowered.clone();
     manager.run(&mut plan, &[&schedule, &PlanMemory]).map_err(fail)?;
     Ok((lowered, plan))
