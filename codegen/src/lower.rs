@@ -43,7 +43,9 @@ pub fn lower(graph: &Graph) -> Plan {
     let uses = Uses::of(graph, &order);
     let homes = Homes::of(graph, &uses);
     let stages = Stages::of(graph, &order, &uses, &homes);
-    let names = graph.values.values().map(|it| it.name.clone()).collect();
+    // Only a step of several micro-batches makes several buffers of a value.
+    let names = graph.values.values().filter(|_| graph.micro_batches > 1);
+    let names = names.map(|it| it.name.clone()).collect();
     let mut lowering = Lowering {
         graph,
         uses: &uses,
@@ -389,7 +391,7 @@ struct Lowering<'a> {
     comms: BTreeMap<(AxisSet, bool), Comm>,
     /// The section that is being made.
     pass: Pass,
-    /// The names of all values, and of the buffers made of them.
+    /// The names of all values, and of the buffers made of them, if a step has several micro-batches.
     names: FxHashSet<Name>,
     plan: Plan,
 }

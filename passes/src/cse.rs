@@ -2,18 +2,18 @@
 //!
 //! Only within a section: what the backward pass computes again, it does to save memory.
 
+use std::hash::BuildHasher;
+
 use cranelift_entity::SecondaryMap;
 use ir::placement::Sharding;
-use ir::{Graph, Op, Phase, Section, Value};
-use rustc_hash::FxHashMap;
+use ir::{Graph, Node, Op, Phase, Section, Value};
+use rustc_hash::{FxBuildHasher, FxHashMap};
 use smallvec::SmallVec;
 
 use crate::{Pass, PassError};
 
 /// See the [module docs](self).
 pub struct Cse;
-
-type Key = (Op, SmallVec<[Value; 3]>, Section, SmallVec<[Option<Sharding>; 2]>);
 
 impl Pass<Graph> for Cse {
     fn name(&self) -> &'static str {
@@ -25,30 +25,55 @@ impl Pass<Graph> for Cse {
     }
 
     fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
-        let mut seen: FxHashMap<Key, SmallVec<[Value; 2]>> = FxHashMap::default();
-        let mut same: SecondaryMap<Value, Option<Value>> = SecondaryMap::new();
         let order = std::mem::take(&mut graph.order);
+        // A map from keys would hold a second copy of most of the graph, so it is one from their hashes.
+        let mut seen: FxHashMap<u64, SmallVec<[Node; 4]>> =
+            FxHashMap::with_capacity_and_hasher(order.len(), FxBuildHasher);
+        let mut same: SecondaryMap<Value, Option<Value>> = SecondaryMap::new();
+        let mut kept = Vec::with_capacity(order.len());
         for node in order {
-            for i in 0..graph.nodes[node].inputs.len() {
-                let input = graph.nodes[node].inputs[i];
-                graph.nodes[node].inputs[i] = same[input].unwrap_or(input);
+            for input in &mut graph.nodes[node].inputs {
+                *input = same[*input].unwrap_or(*input);
             }
-            let data = &graph.nodes[node];
-            let shardings = data.results.iter().map(|&it| graph.values[it].sharding.clone());
-            let key = (data.op.clone(), data.inputs.clone(), data.section, shardings.collect());
-            match seen.get(&key) {
+            let key = Key::of(graph, node);
+            let alike = seen.entry(FxBuildHasher.hash_one(&key)).or_default();
+            match alike.iter().copied().find(|&it| Key::of(graph, it) == key) {
                 Some(first) => {
-                    for (&result, &first) in data.results.iter().zip(first) {
+                    let results = |it: Node| graph.nodes[it].results.iter().copied();
+                    for (result, first) in results(node).zip(results(first)) {
                         same[result] = Some(first);
                     }
                 }
                 None => {
-                    seen.insert(key, data.results.clone());
-                    graph.order.push(node);
+                    alike.push(node);
+                    kept.push(node);
                 }
             }
         }
+        graph.order = kept;
         graph.replace(&same);
         Ok(())
+    }
+}
+
+/// All that two nodes have in common that compute the same.
+#[derive(PartialEq, Eq, Hash)]
+struct Key<'a> {
+    op: &'a Op,
+    inputs: &'a [Value],
+    section: Section,
+    shardings: SmallVec<[Option<&'a Sharding>; 2]>,
+}
+
+impl Key<'_> {
+    fn of(graph: &Graph, node: Node) -> Key<'_> {
+        let data = &graph.nodes[node];
+        let shardings = data.results.iter().map(|&it| graph.values[it].sharding.as_ref());
+        Key {
+            op: &data.op,
+            inputs: &data.inputs,
+            section: data.section,
+            shardings: shardings.collect(),
+        }
     }
 }

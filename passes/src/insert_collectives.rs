@@ -5,11 +5,14 @@
 //! %y = reduce_scatter(tp) %y.partial
 //! ```
 
+use std::collections::hash_map::Entry;
+
 use cranelift_entity::SecondaryMap;
 use ir::graph::{Def, NewNode};
 use ir::ops::{Collective, CollectiveKind};
-use ir::placement::{self, CommCost, Step};
-use ir::{Builder, Graph, Node, Op, Phase, Value};
+use ir::placement::{self, CommCost, Sharding, Step};
+use ir::{Builder, Graph, Node, Op, Phase, TensorType, Value};
+use rustc_hash::FxHashMap;
 
 use crate::{Pass, PassError};
 
@@ -33,6 +36,8 @@ impl Pass<Graph> for InsertCollectives {
         let order = std::mem::take(&mut graph.order);
         let mut same: SecondaryMap<Value, Option<Value>> = SecondaryMap::new();
         let batched = batched(graph);
+        // Layers are alike, and each way is searched for once.
+        let mut ways = Ways::default();
         let mut builder = Builder::new(graph);
         for node in order {
             for input in &mut builder.graph.nodes[node].inputs {
@@ -40,7 +45,8 @@ impl Pass<Graph> for InsertCollectives {
             }
             match builder.graph.nodes[node].op {
                 Op::Reshard(_) => {
-                    if let Some((result, source)) = lower(&mut builder, node, &batched)? {
+                    if let Some((result, source)) = lower(&mut builder, &mut ways, node, &batched)?
+                    {
                         same[result] = Some(source);
                     }
                 }
@@ -52,6 +58,9 @@ impl Pass<Graph> for InsertCollectives {
         Ok(())
     }
 }
+
+/// The steps from one sharding of a type to another, by whether they are part of a batch.
+type Ways = FxHashMap<(Sharding, Sharding, TensorType, bool), Vec<Step>>;
 
 /// Weights and their gradients, which move in calls of a whole unit.
 fn batched(graph: &Graph) -> SecondaryMap<Value, bool> {
@@ -73,6 +82,7 @@ fn batched(graph: &Graph) -> SecondaryMap<Value, bool> {
 /// Emits the steps of a `reshard`; where there are none, says which value its result is.
 fn lower(
     builder: &mut Builder<'_>,
+    ways: &mut Ways,
     node: Node,
     batched: &SecondaryMap<Value, bool>,
 ) -> Result<Option<(Value, Value)>, PassError> {
@@ -80,18 +90,28 @@ fn lower(
     let (source, result) = (graph.nodes[node].inputs[0], graph.nodes[node].results[0]);
     let (section, scope) = (graph.nodes[node].section, graph.nodes[node].scope);
     let ty = graph.ty(result).clone();
-    let (from, to) = (graph.sharding(source), graph.sharding(result));
-    let mut cost = CommCost::default();
-    if batched[result] {
-        cost.latency = BATCHED_LATENCY;
-    }
-    let steps = placement::reshard(from, to, &ty.shape, ty.dtype.bytes(), &graph.mesh, &cost)
-        .map_err(|it| PassError::Failed {
-            code: "PL0401",
-            message: format!("`{}`: {it}", graph.values[result].name),
-            subject: Some(graph.values[result].name.clone()),
-        })?;
-    let Some((last, others)) = steps.split_last() else { return Ok(Some((result, source))) };
+    let (from, to) = (graph.sharding(source).clone(), graph.sharding(result).clone());
+    let steps = match ways.entry((from, to, ty.clone(), batched[result])) {
+        Entry::Occupied(it) => it.into_mut(),
+        Entry::Vacant(it) => {
+            let (from, to, ty, batched) = it.key();
+            let mut cost = CommCost::default();
+            if *batched {
+                cost.latency = BATCHED_LATENCY;
+            }
+            let bytes = ty.dtype.bytes();
+            let steps = placement::reshard(from, to, &ty.shape, bytes, &graph.mesh, &cost)
+                .map_err(|it| PassError::Failed {
+                    code: "PL0401",
+                    message: format!("`{}`: {it}", graph.values[result].name),
+                    subject: Some(graph.values[result].name.clone()),
+                })?;
+            it.insert(steps)
+        }
+    };
+    let Some((last, others)) = steps.split_last() else {
+        return Ok(Some((result, source)));
+    };
     let name = graph.values[result].name.clone();
     let mut value = source;
     for step in others {

@@ -180,19 +180,20 @@ impl DimLayout {
 
     /// The most that any coordinate holds of a dimension of `size`.
     pub fn local_size(&self, size: u64, mesh: &Mesh) -> u64 {
-        let cuts = self.cuts(mesh);
         if self.is_contiguous() {
-            return cuts.iter().fold(size, |rest, it| it.size(rest).min(rest));
+            return self.cuts(mesh).fold(size, |rest, it| it.size(rest).min(rest));
         }
         if self.divides(size, mesh) {
             return size / self.axes().map(|it| u64::from(mesh.size(it))).product::<u64>();
         }
+        let cuts: SmallVec<[Cut<'_>; 4]> = self.cuts(mesh).collect();
         largest(&cuts, &[(size, 1)])
     }
 
     /// How much the coordinate holds of a dimension of `size`.
     pub fn extent(&self, size: u64, mesh: &Mesh, coord: &[u32]) -> u64 {
-        extent(&self.cuts(mesh), size, mesh, coord)
+        let cuts: SmallVec<[Cut<'_>; 4]> = self.cuts(mesh).collect();
+        extent(&cuts, size, mesh, coord)
     }
 
     /// The first global index that the coordinate holds; `size` if it holds none.
@@ -369,10 +370,10 @@ impl DimLayout {
         u64::from(self.granule())
     }
 
-    fn cuts(&self, mesh: &Mesh) -> SmallVec<[Cut<'_>; 4]> {
+    fn cuts<'a>(&'a self, mesh: &'a Mesh) -> impl Iterator<Item = Cut<'a>> {
         let granule = self.unit();
-        let cut = |digits| Cut { digits, width: product(digits, mesh).max(1), granule };
-        self.digits().chunk_by(|a, b| one_cut(Some(a), Some(b), mesh)).map(cut).collect()
+        let cut = move |digits| Cut { digits, width: product(digits, mesh).max(1), granule };
+        self.digits().chunk_by(move |a, b| one_cut(Some(a), Some(b), mesh)).map(cut)
     }
 }
 

@@ -177,8 +177,11 @@ pub(super) fn repeated(plan: &Plan) -> Vec<Repeated> {
         let Instruction::Compute { op, args, results, .. } = instruction else { continue };
         let shardings = args.iter().chain(results).map(|&it| &plan.buffers[it].sharding);
         let alike = axes_alike(shardings, &plan.mesh);
+        if alike.is_empty() {
+            continue;
+        }
         let flops = op_flops(plan, op, args, results);
-        if !alike.is_empty() && flops > 0 {
+        if flops > 0 {
             let of_tensor = by_axes.entry(alike).or_default().entry(results[0]).or_default();
             *of_tensor = flops.saturating_mul(times(plan, section)).saturating_add(*of_tensor);
         }
@@ -203,6 +206,13 @@ pub(super) fn repeated(plan: &Plan) -> Vec<Repeated> {
 
 /// Operations of one call of an op that one rank executes.
 pub(crate) fn op_flops(plan: &Plan, op: &Op, args: &[Buffer], results: &[Buffer]) -> u64 {
+    // Most ops are bound by memory. Global shapes are at hand, and no local one is larger.
+    let global = |it: &[Buffer]| -> SmallVec<[&[u64]; 4]> {
+        it.iter().map(|&it| &plan.buffers[it].ty.shape[..]).collect()
+    };
+    if op.flops(&global(args), &global(results)) == 0 {
+        return 0;
+    }
     let shapes = |it: &[Buffer]| -> SmallVec<[Shape; 4]> {
         it.iter().map(|&it| plan.local_shape(it)).collect()
     };

@@ -522,7 +522,9 @@ impl<'a> GraphPrinter<'a> {
 /// For each buffer, how many before it have its name.
 fn copies(plan: &Plan) -> SecondaryMap<Buffer, u32> {
     let mut res = SecondaryMap::new();
+    res.resize(plan.buffers.len());
     let mut seen: FxHashMap<&str, u32> = FxHashMap::default();
+    seen.reserve(plan.buffers.len());
     for (buffer, data) in &plan.buffers {
         let count = seen.entry(&data.name).or_insert(0);
         res[buffer] = *count;

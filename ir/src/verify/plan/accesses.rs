@@ -21,7 +21,7 @@
 use std::collections::BTreeMap;
 
 use cranelift_entity::SecondaryMap;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::order::Order;
 use super::{At, Cx, at_text};
@@ -187,16 +187,22 @@ impl Walk<'_, '_> {
         let (start, end) = self.ranges[buffer];
         let mut before: SmallVec<[Access; 2]> = SmallVec::new();
         let mut lost = None;
-        for (_, segment) in overlapping(self.map(buffer), start, end) {
+        let mut read = |segment: &mut Segment| {
             if segment.tenant != Some(buffer) {
                 lost = lost.or(segment.tenant);
-                continue;
+                return;
             }
             before.extend(segment.write);
             match segment.reads.iter_mut().find(|it| it.stream == access.stream) {
                 Some(last) => *last = access,
                 None => segment.reads.push(access),
             }
+        };
+        // Most segments are those of one buffer, which one search finds.
+        let map = self.map(buffer);
+        match map.get_mut(&start) {
+            Some(segment) if segment.end >= end && start < end => read(segment),
+            _ => overlapping(map, start, end).for_each(|it| read(it.1)),
         }
         if let Some(other) = lost {
             let other = self.cx.name(other);
@@ -243,10 +249,17 @@ impl Walk<'_, '_> {
     fn replace(&mut self, buffer: Buffer, access: Access) -> SmallVec<[(u64, Segment); 4]> {
         let (start, end) = self.ranges[buffer];
         let map = self.map(buffer);
+        let new =
+            || Segment { end, tenant: Some(buffer), write: Some(access), reads: SmallVec::new() };
+        if let Some(old) = map.get_mut(&start).filter(|it| it.end == end) {
+            return smallvec![(start, std::mem::replace(old, new()))];
+        }
         let touched: SmallVec<[u64; 4]> = overlapping(map, start, end).map(|it| *it.0).collect();
         let mut res = SmallVec::new();
         for from in touched {
-            let Some(mut old) = map.remove(&from) else { continue };
+            let Some(mut old) = map.remove(&from) else {
+                continue;
+            };
             if from < start {
                 map.insert(from, Segment { end: start, ..old.clone() });
             }
@@ -256,8 +269,7 @@ impl Walk<'_, '_> {
             old.end = old.end.min(end);
             res.push((from.max(start), old));
         }
-        let (tenant, write) = (Some(buffer), Some(access));
-        map.insert(start, Segment { end, tenant, write, reads: SmallVec::new() });
+        map.insert(start, new());
         res
     }
 
@@ -316,7 +328,9 @@ fn overlapping(
 
 /// Whether result `index` may be made in the bytes of `operand`.
 fn may_take_over(instruction: &Instruction, index: usize, operand: Buffer) -> bool {
-    let Instruction::Compute { op, args, .. } = instruction else { return false };
+    let Instruction::Compute { op, args, .. } = instruction else {
+        return false;
+    };
     let mut of_operand = args.iter().enumerate().filter(|it| *it.1 == operand).peekable();
     of_operand.peek().is_some() && of_operand.all(|it| op.in_place().contains(&(index, it.0)))
 }
