@@ -27,7 +27,7 @@ pub use layout::{Axes, Layout, Tp};
 pub use locate::locate;
 pub use mesh::{MeshSpec, axes_text};
 pub use names::Names;
-pub use params::ParamSpec;
+pub use params::{ParamSpec, Start};
 pub use pattern::{NamePattern, PatternError};
 pub use range::{Fields, MAX_SIZE};
 pub(crate) use range::{check_run, check_training};
@@ -39,9 +39,13 @@ pub fn parse(source: &str) -> Result<Model, ModelError> {
     let options = ron::Options::default().with_default_extension(extensions);
     // A byte order mark is no part of the text.
     let text = source.strip_prefix('\u{feff}').unwrap_or(source);
-    options
+    let model = options
         .from_str(text)
-        .map_err(|it| error::from_ron(text, it).shifted(source.len() - text.len()))
+        .map_err(|it| error::from_ron(text, it).shifted(source.len() - text.len()))?;
+    match locate::repeated_key(source) {
+        Some(places) => Err(error::repeated_key(source, places)),
+        None => Ok(model),
+    }
 }
 
 /// Reads the text of a `model.ron` with some values replaced, as `--set path=value` asks:

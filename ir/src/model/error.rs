@@ -87,6 +87,16 @@ pub enum Problem {
         /// The field.
         field: String,
     },
+    /// A key that a map gives twice.
+    #[error("the key `{key}` is given twice in one map, first at {line}:{column}")]
+    DuplicateKey {
+        /// The key, as written.
+        key: String,
+        /// Line of the first, from 1.
+        line: usize,
+        /// Column of the first in characters, from 1.
+        column: usize,
+    },
     /// A word that is none of a closed list: a module, an activation, a dtype.
     #[error("unknown {} `{found}`", .owner.as_deref().unwrap_or("variant"))]
     UnknownVariant {
@@ -406,7 +416,7 @@ impl ModelError {
             Problem::WrongType { .. } => "PL0103",
             Problem::MissingField { .. } => "PL0104",
             Problem::UnknownVariant { .. } => "PL0105",
-            Problem::DuplicateField { .. } => "PL0106",
+            Problem::DuplicateField { .. } | Problem::DuplicateKey { .. } => "PL0106",
             Problem::Override { .. } => "PL0107",
             Problem::UnknownAxis { .. } => "PL0201",
             Problem::Placement { .. } => "PL0202",
@@ -484,6 +494,7 @@ impl ModelError {
             | Problem::Syntax { .. }
             | Problem::WrongType { .. }
             | Problem::DuplicateField { .. }
+            | Problem::DuplicateKey { .. }
             | Problem::Placement { .. }
             | Problem::AxisTwice { .. }
             | Problem::Range { .. }
@@ -601,9 +612,7 @@ pub(super) fn from_ron(source: &str, error: SpannedError) -> ModelError {
         }
         other => (Problem::Syntax { what: lower(&other.to_string()) }, place.clone()),
     };
-    let line = 1 + source[..bytes.start].matches('\n').count();
-    let line_start = source[..bytes.start].rfind('\n').map_or(0, |it| it + 1);
-    let column = 1 + source[line_start..bytes.start].chars().count();
+    let (line, column) = position(source, bytes.start);
     problem.at(At::Source { bytes, line, column })
 }
 
@@ -612,6 +621,22 @@ pub(super) fn from_ron(source: &str, error: SpannedError) -> ModelError {
 pub(crate) fn bytes_of(source: &str, span: Span) -> Range<usize> {
     let (start, end) = (offset(source, span.start), offset(source, span.end));
     start..end.max(start)
+}
+
+/// The error of a key that a map gives twice, at these two places.
+pub(super) fn repeated_key(source: &str, [first, second]: [Range<usize>; 2]) -> ModelError {
+    let key = source[first.clone()].to_string();
+    let (line, column) = position(source, first.start);
+    let problem = Problem::DuplicateKey { key, line, column };
+    let (line, column) = position(source, second.start);
+    problem.at(At::Source { bytes: second, line, column })
+}
+
+/// The line and the column of a byte, both from 1.
+fn position(source: &str, byte: usize) -> (usize, usize) {
+    let line = 1 + source[..byte].matches('\n').count();
+    let line_start = source[..byte].rfind('\n').map_or(0, |it| it + 1);
+    (line, 1 + source[line_start..byte].chars().count())
 }
 
 /// The byte of a line and column.

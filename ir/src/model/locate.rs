@@ -5,6 +5,7 @@
 //! Names before a `(` are transparent: `body[0].heads` looks into `TransformerLayer(heads: 4)`.
 //! Overrides (`--set`) splice their value into the source at the place found here.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The bytes to point at for `path`; where the source leaves the field out, those of the innermost
@@ -56,10 +57,18 @@ pub(super) fn splice(source: &str, path: &str, value: &str) -> Result<String, St
 pub(super) fn keys(source: &str) -> Vec<String> {
     let Some(at) = source.find('(') else { return Vec::new() };
     let key = |n: usize| {
-        let item = Scanner { source, at }.items(|i, _| i == n)?.1?;
+        let item = Scanner { at, ..Scanner::new(source) }.items(|i, _| i == n)?.1?;
         item.key.map(|it| source[it].to_string())
     };
     (0..).map_while(key).collect()
+}
+
+/// The first key that a map of `source` gives twice, at its first and its second place.
+pub(super) fn repeated_key(source: &str) -> Option<[Range<usize>; 2]> {
+    let mut scanner = Scanner::new(source);
+    scanner.start()?;
+    scanner.value()?;
+    scanner.repeated
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -130,13 +139,8 @@ impl Found {
 }
 
 fn find(source: &str, path: &[Segment]) -> Option<Found> {
-    let mut scanner = Scanner { source, at: 0 };
-    scanner.eat("\u{feff}");
-    scanner.space();
-    while scanner.eat("#![") {
-        scanner.at += source[scanner.at..].find(']')? + 1;
-        scanner.space();
-    }
+    let mut scanner = Scanner::new(source);
+    scanner.start()?;
     let mut found = scanner.value()?;
     for segment in path {
         scanner.at = found.open?;
@@ -149,9 +153,26 @@ fn find(source: &str, path: &[Segment]) -> Option<Found> {
 struct Scanner<'a> {
     source: &'a str,
     at: usize,
+    /// The first key read that its map gives twice.
+    repeated: Option<[Range<usize>; 2]>,
 }
 
-impl Scanner<'_> {
+impl<'a> Scanner<'a> {
+    fn new(source: &'a str) -> Scanner<'a> {
+        Scanner { source, at: 0, repeated: None }
+    }
+
+    /// Skips what stands before the first value.
+    fn start(&mut self) -> Option<()> {
+        self.eat("\u{feff}");
+        self.space();
+        while self.eat("#![") {
+            self.at += self.rest().find(']')? + 1;
+            self.space();
+        }
+        Some(())
+    }
+
     fn rest(&self) -> &str {
         &self.source[self.at..]
     }
@@ -248,8 +269,9 @@ impl Scanner<'_> {
         &mut self,
         wanted: impl Fn(usize, Option<&str>) -> bool,
     ) -> Option<(usize, Option<Found>)> {
+        let is_map = self.rest().starts_with('{');
         self.at += 1;
-        let mut n = 0;
+        let (mut n, mut keys) = (0, BTreeMap::new());
         loop {
             self.space();
             if self.eat(")") || self.eat("]") || self.eat("}") {
@@ -262,6 +284,12 @@ impl Scanner<'_> {
                 self.space();
                 let key = item.value;
                 item = self.value()?;
+                if is_map && self.repeated.is_none() {
+                    // `1` and `0x1` are one key, as are `"a"` and `r"a"`.
+                    let value: Option<ron::Value> = ron::from_str(&self.source[key.clone()]).ok();
+                    let first = value.and_then(|it| keys.insert(it, key.clone()));
+                    self.repeated = first.map(|it| [it, key.clone()]);
+                }
                 item.key = Some(key);
             } else {
                 self.at = end;
@@ -343,6 +371,19 @@ Model(
     fn source_that_is_no_ron_has_nothing_to_point_at() {
         assert_eq!(locate("Model(name: \"a", "name"), None);
         assert_eq!(locate("", "name"), None);
+    }
+
+    #[test]
+    fn finds_keys_that_a_map_gives_twice() {
+        let check = |source: &str, expect: Option<[usize; 2]>| {
+            let found = repeated_key(source).map(|it| it.map(|it| it.start));
+            assert_eq!(found, expect, "{source}");
+        };
+        check("Model(a: {1: x, 2: x, 1: y})", Some([10, 22]));
+        check("Model(a: [B(p: {\"tp\": S(0), r\"tp\": S(1)})])", Some([16, 28]));
+        check("(a: {1: x, 0x1: y})", Some([5, 11]));
+        check("\u{feff}// {1: 2, 1: 2}\n(a: {\"{1: 2, 1: 2}\": {1: x}, 1: {2: y, 1: z}})", None);
+        check("(a: 1, a: 2)", None);
     }
 
     #[track_caller]

@@ -20,6 +20,28 @@ use crate::ops::{Cast, Reshard};
 use crate::placement::{self, DimLayout, Placement, Sharding};
 use crate::{TensorType, Value};
 
+/// How a parameter starts.
+#[derive(Debug, Clone, Copy)]
+pub struct Start {
+    /// The distribution.
+    pub init: Init,
+    /// The field of the module at hand that says so; `None` if it follows from other things.
+    pub field: Option<&'static str>,
+}
+
+impl Start {
+    /// As `field` of the module says, and otherwise as `default`.
+    pub fn of(field: &'static str, init: Option<Init>, default: impl Into<Start>) -> Start {
+        init.map_or_else(|| default.into(), |init| Start { init, field: Some(field) })
+    }
+}
+
+impl From<Init> for Start {
+    fn from(init: Init) -> Start {
+        Start { init, field: None }
+    }
+}
+
 /// A parameter as its module wants it.
 pub struct ParamSpec<'s> {
     /// Local name: `weight`.
@@ -27,7 +49,7 @@ pub struct ParamSpec<'s> {
     /// Global shape.
     pub shape: &'s [u64],
     /// How it starts.
-    pub init: Init,
+    pub start: Start,
     /// Layout in compute; `None` is replicated.
     pub compute: Option<Sharding>,
     /// Layout in storage before FSDP; `None` is that of compute.
@@ -38,8 +60,9 @@ pub struct ParamSpec<'s> {
 
 impl<'s> ParamSpec<'s> {
     /// A replicated parameter.
-    pub fn new(name: &'s str, shape: &'s [u64], init: Init) -> ParamSpec<'s> {
-        ParamSpec { name, shape, init, compute: None, storage: None, options: None }
+    pub fn new(name: &'s str, shape: &'s [u64], start: impl Into<Start>) -> ParamSpec<'s> {
+        let start = start.into();
+        ParamSpec { name, shape, start, compute: None, storage: None, options: None }
     }
 
     /// Cuts dimension `dim` in compute.
@@ -70,7 +93,7 @@ impl Cx<'_> {
         let mut fsdp_dim = self.model.fsdp.dim;
         let mut fsdp_dim_at = At::Path("fsdp.dim".into());
         let mut dtype = self.model.precision.storage;
-        let (mut init, mut decay, mut trainable) = (spec.init, ndim > 1, true);
+        let (mut init, mut decay, mut trainable) = (spec.start.init, ndim > 1, true);
         let patterns = &self.patterns;
         let matches = |patterns: &[NamePattern]| patterns.iter().any(|it| it.matches(&name));
         decay = (decay || matches(&patterns.decay)) && !matches(&patterns.no_decay);
@@ -186,6 +209,12 @@ impl Cx<'_> {
         {
             let field = "the options of its module".to_string();
             return Err(self.error(at, Problem::TiedOption { field, pattern: alias, name }));
+        }
+        if let Start { init, field: Some(field) } = spec.start
+            && init != param.init
+        {
+            let why = format!("`{alias}` is tied to `{name}`, and starts as that does");
+            return Err(self.error(field, Problem::NoEffect { field: field.to_string(), why }));
         }
         self.params.insert(alias.clone(), index);
         self.builder.graph.params[index].aliases.push(alias);

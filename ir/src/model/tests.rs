@@ -377,6 +377,29 @@ fn schema_errors_point_at_the_word() {
         "1",
         "PL0106: the field `sequence` is given twice\nat: sequence",
     );
+    check_error(
+        "sequence: 32,",
+        "sequence: 32, meshes: {1: [\"dp\"], 2: [\"dp\", \"tp\"], 1: [\"tp\"]},",
+        "1",
+        "PL0106: the key `1` is given twice in one map, first at 5:28\nat: 1",
+    );
+    for field in [
+        "parameters: {\"*\": (placements: ",
+        "layers: [Block(params: {\"w\": (shape: [8], placements: ",
+    ] {
+        let source =
+            format!("Model(\n{field}{{\"dp\": Replicate,\n\"tp\": Shard(0), \"tp\": Shard(1)}})");
+        let close = if field.starts_with("layers") {
+            "}, inputs: [], ops: [], outputs: [])]"
+        } else {
+            "}, layers: []"
+        };
+        let rest = "name: \"m\", batch: Global(1), sequence: 1)";
+        let error =
+            super::parse(&format!("{source}{close}, {rest}")).expect_err("a key is there twice");
+        assert_eq!((error.code(), error.at.to_string().as_str()), ("PL0106", "3:17"), "{field}");
+        assert_eq!(error.to_string(), "the key `\"tp\"` is given twice in one map, first at 3:1");
+    }
 }
 
 #[test]
@@ -1241,6 +1264,35 @@ fn fields_that_have_no_effect() {
         "PL0217: `tp_mesh` has no effect here: the rope of an attention has what the attention has\n\
          at: \"tp\"",
     );
+}
+
+/// A module that reads a tied weight may repeat how it starts, and say nothing else.
+#[test]
+fn inits_of_tied_weights_have_no_effect() {
+    let source = example("llama-tiny.ron").replacen(
+        "32,",
+        "32, tied: [(\"lm_head.weight\", \"model.embed_tokens.weight\")],",
+        1,
+    );
+    let with =
+        |init: &str| source.replacen("\"lm_head\")", &format!("\"lm_head\", init: {init})"), 1);
+    assert_eq!(
+        report(&with("Normal(std: 0.5)"), "1"),
+        "PL0217: `init` has no effect here: `lm_head.weight` is tied to `model.embed_tokens.weight`, and \
+         starts as that does\nat: Normal"
+    );
+    let owner = graph_of(&source, "1", &[]).params[0].init;
+    let crate::graph::Init::Normal { mean, std } = owner else { panic!("{owner:?}") };
+    graph_of(&with(&format!("Normal(mean: {mean:?}, std: {std:?})")), "1", &[]);
+    // One text for two layers, whose first counts.
+    let set = [
+        (
+            "tied",
+            "[(\"model.layers.1.mlp.up_proj.weight\", \"model.layers.0.mlp.up_proj.weight\")]",
+        ),
+        ("layers[1].body[0].mlp.init", "Normal(std: 0.5)"),
+    ];
+    tiny("1", &set);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::{Common, ModuleDef};
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
-use crate::model::params::ParamSpec;
+use crate::model::params::{ParamSpec, Start};
 use crate::model::range::Fields;
 use crate::model::schema::ParamOptions;
 use crate::ops;
@@ -57,7 +57,8 @@ impl ModuleDef for Embedding {
         };
         cx.builder.graph.run.vocab = self.vocab;
         let shape = [self.vocab, self.dim];
-        let mut spec = ParamSpec::new("weight", &shape, self.init.unwrap_or(cx.model.init));
+        let start = Start::of("init", self.init, cx.model.init);
+        let mut spec = ParamSpec::new("weight", &shape, start);
         spec.options = Some(("weight", &self.weight));
         let table = cx.param(spec.cut(0, cx.tp.cut()))?;
         let padding_idx = self.padding_idx;

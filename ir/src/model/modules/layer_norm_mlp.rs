@@ -12,6 +12,7 @@ use crate::Value;
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::ModelError;
+use crate::model::params::Start;
 use crate::model::range::Fields;
 
 module! {
@@ -70,19 +71,20 @@ impl LayerNormMlp {
         bias: bool,
     ) -> Result<Value, ModelError> {
         let width = cx.width(x);
-        let init = self.init.unwrap_or(cx.model.init);
-        let output_init = self.output_init.or(cx.model.output_init).unwrap_or(init);
+        let start = Start::of("init", self.init, cx.model.init);
+        let output_default = cx.model.output_init.map_or(start, Start::from);
+        let output_start = Start::of("output_init", self.output_init, output_default);
         let first: &[&str] =
             if self.activation.is_gated() { &["gate_proj", "up_proj"] } else { &["up_proj"] };
         let mut hidden = Values::new();
         for key in first {
             let parallel = Parallel::column(cx);
-            let projection = Projection { out: self.ffn, bias, parallel, init, options: None };
+            let projection = Projection { out: self.ffn, bias, parallel, start, options: None };
             hidden.push(cx.scoped_part(key, |cx| projection.apply(cx, x))?);
         }
         let hidden = self.activation.apply(cx, "act", &hidden)?;
-        let (parallel, init) = (Parallel::Row, output_init);
-        let projection = Projection { out: width, bias, parallel, init, options: None };
+        let (parallel, start) = (Parallel::Row, output_start);
+        let projection = Projection { out: width, bias, parallel, start, options: None };
         cx.scoped_part("down_proj", |cx| projection.apply(cx, hidden))
     }
 }

@@ -17,7 +17,7 @@ use crate::Value;
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
-use crate::model::params::ParamSpec;
+use crate::model::params::{ParamSpec, Start};
 use crate::model::range::Fields;
 use crate::model::schema::{Ordered, ParamOptions};
 use crate::ops::{BiasAdd, Matmul};
@@ -75,7 +75,7 @@ pub(super) struct Projection<'s> {
     pub out: u64,
     pub bias: bool,
     pub parallel: Parallel,
-    pub init: Init,
+    pub start: Start,
     pub options: Option<(&'s str, &'s ParamOptions)>,
 }
 
@@ -90,7 +90,7 @@ impl Projection<'_> {
     /// Projects `x`; the result has the name of the module at hand.
     pub(super) fn apply(self, cx: &mut Cx<'_>, x: Value) -> Result<Value, ModelError> {
         let shape = [self.out, cx.width(x)];
-        let mut weight = ParamSpec::new("weight", &shape, self.init);
+        let mut weight = ParamSpec::new("weight", &shape, self.start);
         weight.options = self.options;
         let bias_shape = [self.out];
         let mut bias = ParamSpec::new("bias", &bias_shape, Init::Zeros);
@@ -177,12 +177,12 @@ impl Projections<'_> {
             Some(ParallelMode::Column) => Parallel::column(cx),
             Some(ParallelMode::Row) => Parallel::Row,
         };
-        let init = self.init.unwrap_or(cx.model.init);
+        let start = Start::of("init", self.init, cx.model.init);
         let segment = |out| Projection {
             out,
             bias: self.bias,
             parallel: parallel.clone(),
-            init,
+            start,
             options: Some(("weight", self.options)),
         };
         if self.fused.0.is_empty() {

@@ -11,7 +11,7 @@ use crate::Value;
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::ModelError;
-use crate::model::params::ParamSpec;
+use crate::model::params::{ParamSpec, Start};
 use crate::model::range::Fields;
 use crate::model::schema::ParamOptions;
 use crate::ops::{BiasAdd, Cast, Matmul};
@@ -59,7 +59,8 @@ impl ModuleDef for LmHead {
         let x = cx.one(&inputs)?;
         let vocab = self.vocab.unwrap_or(cx.builder.graph.run.vocab);
         let shape = [vocab, cx.width(x)];
-        let mut spec = ParamSpec::new("weight", &shape, self.init.unwrap_or(cx.model.init));
+        let start = Start::of("init", self.init, cx.model.init);
+        let mut spec = ParamSpec::new("weight", &shape, start);
         spec.options = Some(("weight", &self.weight));
         let weight = cx.param(spec.cut(0, cx.tp.cut()))?;
         let bias = match self.bias {

@@ -15,6 +15,7 @@ use crate::Value;
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
+use crate::model::params::Start;
 use crate::model::range::{Fields, MAX_SIZE};
 use crate::ops::{self, MergeDims, SplitDim};
 
@@ -111,8 +112,9 @@ impl MultiheadAttention {
                 return Err(cx.error("heads", Problem::Range { field, found, expected }));
             }
         };
-        let init = self.init.unwrap_or(cx.model.init);
-        let output_init = self.output_init.or(cx.model.output_init).unwrap_or(init);
+        let start = Start::of("init", self.init, cx.model.init);
+        let output_default = cx.model.output_init.map_or(start, Start::from);
+        let output_start = Start::of("output_init", self.output_init, output_default);
         let qkv_bias = self.qkv_bias.unwrap_or(bias);
         let kv = Parallel::Column {
             compute: cx.tp.cut_heads(kv_heads, &cx.layout.mesh),
@@ -132,7 +134,7 @@ impl MultiheadAttention {
                 let problem = Problem::Range { field, found, expected: "at most 2^40".into() };
                 return Err(cx.error("head_dim", problem));
             };
-            let projection = Projection { out, bias: qkv_bias, parallel, init, options: None };
+            let projection = Projection { out, bias: qkv_bias, parallel, start, options: None };
             *value = cx.scoped_part(key, |cx| projection.apply(cx, x))?;
             if name == "v" {
                 continue;
@@ -147,8 +149,8 @@ impl MultiheadAttention {
         }
         let core = Core { head_dim, causal: self.causal, scale: self.scale };
         let o = attend(cx, "core", core, qkv)?;
-        let (parallel, init) = (Parallel::Row, output_init);
-        let projection = Projection { out: width, bias, parallel, init, options: None };
+        let (parallel, start) = (Parallel::Row, output_start);
+        let projection = Projection { out: width, bias, parallel, start, options: None };
         cx.scoped_part("o_proj", |cx| projection.apply(cx, o))
     }
 }

@@ -8,7 +8,7 @@ use super::{Common, ModuleDef};
 use crate::graph::Init;
 use crate::model::elaborate::{Cx, Values};
 use crate::model::error::{ModelError, Problem};
-use crate::model::params::ParamSpec;
+use crate::model::params::{ParamSpec, Start};
 use crate::model::range::Fields;
 use crate::model::schema::ParamOptions;
 use crate::ops;
@@ -46,7 +46,8 @@ impl ModuleDef for PositionEmbedding {
             return Err(cx.error("positions", Problem::Range { field, found, expected }));
         }
         let shape = [self.positions, cx.width(x)];
-        let mut spec = ParamSpec::new("weight", &shape, self.init.unwrap_or(cx.model.init));
+        let start = Start::of("init", self.init, cx.model.init);
+        let mut spec = ParamSpec::new("weight", &shape, start);
         spec.options = Some(("weight", &self.weight));
         let table = cx.param(spec)?;
         let (sequence, inner) = (cx.model.sequence, cx.width(x));
