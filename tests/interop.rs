@@ -122,7 +122,8 @@ impl Saved {
             }
         }
         let samples = STEPS * plan.run.global_batch;
-        let numbers = [("step", STEPS), ("sample", samples), ("seed", plan.run.seed)];
+        let numbers =
+            [("step", STEPS), ("sample", samples), ("seed", plan.run.seed), ("finite", 1)];
         for (name, it) in numbers {
             res.insert(format!("planc.{name}"), scalar(Dtype::I64, &it.to_le_bytes()));
         }

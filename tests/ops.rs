@@ -1012,26 +1012,36 @@ fn dropout_mask_is_the_same_on_any_mesh() {
 /// Gradients of one parameter in two steps.
 const STEPS: [f64; 2] = [0.5, -0.25];
 
+/// The states that one of the Adams leaves of one element's parameter, `m`, `v` and count of updates; `rest` is its gradient,
+/// the factor of gradients, the learning rate, and whether the update is applied.
+fn updated(op: &Op, states: &[f64], rest: [f64; 4]) -> Vec<f64> {
+    let operands: Vec<f64> = states.iter().copied().chain(rest).collect();
+    let operands: Vec<(&[usize], &[f64])> = operands
+        .iter()
+        .enumerate()
+        .map(|(i, it)| {
+            let shape: &[usize] = if [0, 1, 2, 4].contains(&i) { &[1] } else { &[] };
+            (shape, std::slice::from_ref(it))
+        })
+        .collect();
+    known(op.clone(), &operands).iter().map(|it| it.data[0]).collect()
+}
+
 /// Two steps on a parameter that starts at 1 with learning rate 0.1, by the formulas of
 /// `torch/optim/adamw.py` and `adam.py` (single tensor) in Python.
 #[test]
 fn two_steps_of_adam_and_adamw() {
     let run = |op: Op, expect: [[f64; 3]; 2]| {
-        let mut state = vec![1.0, 0.0, 0.0];
+        let mut state = vec![1.0, 0.0, 0.0, 0.0];
         for (t, (grad, expect)) in STEPS.iter().zip(expect).enumerate() {
             // Gradients of a loss summed over four tokens.
-            let scalars = [4.0 * grad, 0.25, 0.1, t as f64 + 1.0];
-            let operands: Vec<f64> = state.iter().copied().chain(scalars).collect();
-            let operands: Vec<(&[usize], &[f64])> = operands
-                .iter()
-                .enumerate()
-                .map(|(i, it)| {
-                    let shape: &[usize] = if i < 4 { &[1] } else { &[] };
-                    (shape, std::slice::from_ref(it))
-                })
-                .collect();
-            state = known(op.clone(), &operands).iter().map(|it| it.data[0]).collect();
-            check_values(&state, &expect);
+            state = updated(&op, &state, [4.0 * grad, 0.25, 0.1, 1.0]);
+            check_values(&state[..3], &expect);
+            assert_eq!(state[3], t as f64 + 1.0, "updates are counted");
+            // Not applied, and not a number: a step that is left out leaves no trace.
+            for applied in [0.0, f64::NAN] {
+                assert_eq!(updated(&op, &state, [f64::NAN, f64::NAN, 0.1, applied]), state);
+            }
         }
     };
     let (beta1, beta2) = (Number(0.9), Number(0.999));
@@ -1057,21 +1067,26 @@ fn two_steps_of_adam_and_adamw() {
 fn two_steps_of_sgd_with_momentum() {
     let op = Sgd { momentum: 0.9.into(), weight_decay: 0.01.into() };
     let mut state = [1.0, 0.0];
-    for (t, expect) in [[0.949, 0.51], [0.927151, 0.21849]].iter().enumerate() {
-        let step = t as f64 + 1.0;
+    let updated = |state: [f64; 2], grad: f64, applied: f64| {
         let res = known(
             op.clone(),
             &[
                 (&[1], &state[..1]),
                 (&[1], &state[1..]),
-                (&[1], &[4.0 * STEPS[t]]),
+                (&[1], &[4.0 * grad]),
                 (&[], &[0.25]),
                 (&[], &[0.1]),
-                (&[], &[step]),
+                (&[], &[applied]),
             ],
         );
-        state = [res[0].data[0], res[1].data[0]];
-        check_values(&state, expect);
+        [res[0].data[0], res[1].data[0]]
+    };
+    for (grad, expect) in STEPS.iter().zip([[0.949, 0.51], [0.927151, 0.21849]]) {
+        state = updated(state, *grad, 1.0);
+        check_values(&state, &expect);
+        for applied in [0.0, f64::NAN] {
+            assert_eq!(updated(state, f64::INFINITY, applied), state);
+        }
     }
 }
 
@@ -1079,7 +1094,7 @@ fn two_steps_of_sgd_with_momentum() {
 fn gradients_are_clipped_to_the_norm_of_the_mean() {
     let clip = |max_norm: Option<f64>, sumsq: f64, count: f64| {
         let op = ClipScale { max_norm: max_norm.map(Number) };
-        let res = known(op, &[(&[], &[sumsq]), (&[], &[count])]);
+        let res = known(op, &[(&[], &[sumsq]), (&[], &[count]), (&[], &[3.0])]);
         [res[0].data[0], res[1].data[0]]
     };
     // The norm 40 of a sum over 4 tokens is 10 for their mean.
@@ -1089,6 +1104,21 @@ fn gradients_are_clipped_to_the_norm_of_the_mean() {
     // Nothing to learn from, nothing divided by zero.
     check_values(&clip(Some(1.0), 0.0, 0.0), &[1.0, 0.0]);
     assert!(clip(Some(1.0), f64::NAN, 4.0)[0].is_nan());
+}
+
+#[test]
+fn updates_are_applied_if_all_is_finite_and_a_token_counts() {
+    let applied = |sumsq: f64, count: f64, loss: f64| {
+        let op = ClipScale { max_norm: None };
+        known(op, &[(&[], &[sumsq]), (&[], &[count]), (&[], &[loss])])[2].data[0]
+    };
+    assert_eq!(applied(1600.0, 4.0, 3.0), 1.0);
+    assert_eq!(applied(0.0, 0.0, 0.0), 0.0);
+    for (sumsq, loss) in
+        [(f64::INFINITY, 3.0), (f64::NAN, 3.0), (1.0, f64::INFINITY), (1.0, f64::NAN)]
+    {
+        assert!(applied(sumsq, 4.0, loss).is_nan(), "{sumsq} {loss}");
+    }
 }
 
 /// The axes to reduce over are those that the gradient is spread over, and no replica's.

@@ -26,6 +26,8 @@ mod harness;
 mod layers;
 #[path = "reports/loss.rs"]
 mod loss;
+#[path = "reports/nonfinite.rs"]
+mod nonfinite;
 #[path = "reports/parallel.rs"]
 mod parallel;
 #[path = "reports/quantization.rs"]

@@ -29,7 +29,7 @@ use crate::metadata::{
 };
 use crate::pickle::Value;
 
-pub use folder::{Progress, StepFolder, run_id};
+pub use folder::{Keep, Progress, StepFolder, run_id};
 pub use lock::FolderLock;
 pub use shard::ShardFile;
 
@@ -42,6 +42,8 @@ pub struct Position {
     pub sample: u64,
     /// The seed of data, dropout and initial weights.
     pub seed: u64,
+    /// Whether the loss and the gradients of the last step were finite. If not, it was skipped.
+    pub finite: bool,
 }
 
 /// A number that is saved as a tensor without dims.
@@ -124,14 +126,6 @@ pub enum Number {
 /// The numbers of a checkpoint.
 pub fn scalars(layout: &CheckpointLayout, position: &Position) -> Vec<Scalar> {
     let mut res = Vec::new();
-    let counted = layout.groups.iter().filter(|it| it.optimizer.counts_steps());
-    let params = counted.flat_map(|it| &it.params);
-    let keys: Vec<_> = params.map(|it| key(&["optim", "state", it, "step"])).collect();
-    if !keys.is_empty() {
-        // PyTorch's type. One number for all of them, and stored once.
-        let bytes = (position.step as f32).to_le_bytes().to_vec();
-        res.push(Scalar { keys, dtype: StoredType::F32, bytes });
-    }
     let mut number = |path: &[&str], it: Number| {
         let (dtype, bytes) = match it {
             Number::Int(it) => (StoredType::I64, it.to_le_bytes()),
@@ -142,6 +136,7 @@ pub fn scalars(layout: &CheckpointLayout, position: &Position) -> Vec<Scalar> {
     number(&["planc", "step"], Number::Int(position.step));
     number(&["planc", "sample"], Number::Int(position.sample));
     number(&["planc", "seed"], Number::Int(position.seed));
+    number(&["planc", "finite"], Number::Int(position.finite.into()));
     for (name, it) in schedule_numbers(layout) {
         number(&["planc", "schedule", name], it);
     }

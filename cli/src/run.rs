@@ -12,7 +12,7 @@ use std::sync::mpsc::channel;
 
 use ::checkpoint::CheckpointError;
 use ir::plan::Plan;
-use runtime::{Place, RunError, Signals, TokenWidth, TraceOptions, TrainOptions};
+use runtime::{OnNonfinite, Place, RunError, Signals, TokenWidth, TraceOptions, TrainOptions};
 
 use crate::controls::clean;
 use crate::input::{self, PlanArgs};
@@ -74,6 +74,12 @@ pub struct Args {
     /// Run every instruction on the CPU too, and name the first that differs. Slow.
     #[arg(long, value_enum, value_name = "DEVICE")]
     compare: Option<Reference>,
+    /// What to do with a step whose loss, or norm of gradients, is not finite. It changes no weight in any case.
+    #[arg(long, value_enum, value_name = "WHAT", default_value_t = NonfiniteArg::Skip)]
+    on_nonfinite: NonfiniteArg,
+    /// Stop after more than N such steps in a row.
+    #[arg(long, value_name = "N", default_value_t = OnNonfinite::MAX)]
+    max_nonfinite: u64,
     #[command(flatten)]
     checkpoint: checkpoint::CheckpointArgs,
     #[command(flatten)]
@@ -85,6 +91,15 @@ enum TokenType {
     U8,
     U16,
     U32,
+}
+
+/// What a step that is not finite leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum NonfiniteArg {
+    /// Go on with the next batch.
+    Skip,
+    /// Stop at the first.
+    Stop,
 }
 
 /// What `--compare` compares with.
@@ -189,6 +204,10 @@ impl Args {
             log_every: self.log_every,
             memory: self.log_format(ui) == Format::Json,
             seed: self.seed,
+            on_nonfinite: match self.on_nonfinite {
+                NonfiniteArg::Skip => OnNonfinite::Skip(self.max_nonfinite),
+                NonfiniteArg::Stop => OnNonfinite::Stop,
+            },
             save: self.checkpoint.save(),
             load: self.checkpoint.load(),
             resume: self.checkpoint.resume(),

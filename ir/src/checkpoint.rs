@@ -154,14 +154,9 @@ pub(crate) struct Update {
     pub(crate) param: Buffer,
     pub(crate) states: Vec<(Buffer, &'static str)>,
     pub(crate) grad: Buffer,
+    /// The factor of gradients, and the condition of the update.
+    pub(crate) scale_and_applied: [Buffer; 2],
     optimizer: Optimizer,
-}
-
-impl Optimizer {
-    /// Whether PyTorch counts the steps of each parameter.
-    pub fn counts_steps(&self) -> bool {
-        matches!(self, Optimizer::Adam { .. })
-    }
 }
 
 impl Entry {
@@ -191,6 +186,9 @@ impl Entry {
         self.ty.n_elements() * self.ty.dtype.bytes()
     }
 }
+
+/// About the bytes that an item of a file takes beside its data, which counts for the many numbers of optimizers.
+const ITEM: u64 = 1024;
 
 impl CheckpointLayout {
     /// What of `plan` is saved.
@@ -274,7 +272,7 @@ impl CheckpointLayout {
             for member in members {
                 let Reverse((load, salt)) = loads.pop().expect("there is a copy");
                 entries[member].salt = salt;
-                loads.push(Reverse((load + entries[member].bytes(), salt)));
+                loads.push(Reverse((load + entries[member].bytes() + ITEM, salt)));
             }
         }
     }
@@ -305,7 +303,7 @@ pub(crate) fn update(instruction: &Instruction) -> Option<Update> {
     let adam = |decoupled, numbers: [Number; 4]| {
         let [beta1, beta2, eps, weight_decay] = numbers.map(|it| it.0);
         let optimizer = Optimizer::Adam { decoupled, betas: (beta1, beta2), eps, weight_decay };
-        (optimizer, &["exp_avg", "exp_avg_sq"][..])
+        (optimizer, &["exp_avg", "exp_avg_sq", "step"][..])
     };
     let (optimizer, names): (Optimizer, &[&'static str]) = match op {
         Op::AdamW(it) => adam(true, [it.beta1, it.beta2, it.eps, it.weight_decay]),
@@ -319,7 +317,9 @@ pub(crate) fn update(instruction: &Instruction) -> Option<Update> {
         _ => return None,
     };
     let states = args[1..].iter().copied().zip(names.iter().copied()).collect();
-    Some(Update { param: args[0], states, grad: args[1 + names.len()], optimizer })
+    let grad = 1 + names.len();
+    let scale_and_applied = [args[grad + 1], args[grad + 3]];
+    Some(Update { param: args[0], states, grad: args[grad], scale_and_applied, optimizer })
 }
 
 /// States that a step ends with at zero, and roundings of master weights.
@@ -360,10 +360,8 @@ fn not_saved(plan: &Plan) -> FxHashSet<Buffer> {
 /// one weight, and a history and the scale that is made of it.
 fn together(plan: &Plan) -> FxHashMap<Buffer, u32> {
     let mut sets = Sets::default();
-    for (_, instruction) in plan.timeline(&PlanSection::ALL) {
-        if let Instruction::Compute { op: Op::DelayedUpdate(_), args, results, .. } = instruction {
-            sets.join(plan, args.iter().chain(results));
-        }
+    for (args, results) in delayed_updates(plan) {
+        sets.join(plan, args.iter().chain(results));
     }
     for instruction in plan.section(PlanSection::Prepare) {
         match instruction {
@@ -388,6 +386,28 @@ fn together(plan: &Plan) -> FxHashMap<Buffer, u32> {
         let next = numbers.len() as u32;
         res.insert(buffer, *numbers.entry(sets.root(buffer)).or_insert(next));
     }
+    res
+}
+
+/// Operands and results of the instructions that take an amax into a history.
+fn delayed_updates(plan: &Plan) -> impl Iterator<Item = (&Buffers, &Buffers)> {
+    plan.timeline(&PlanSection::ALL).filter_map(|(_, it)| match it {
+        Instruction::Compute { op: Op::DelayedUpdate(_), args, results, .. } => {
+            Some((args, results))
+        }
+        _ => None,
+    })
+}
+
+/// States that follow the amaxes of each step under delayed scaling: histories, and scales that are made of them.
+pub fn histories(plan: &Plan) -> Vec<Buffer> {
+    let mut res: Vec<Buffer> = delayed_updates(plan)
+        .flat_map(|it| it.0)
+        .copied()
+        .filter(|&it| plan.buffers[it].role == Role::State)
+        .collect();
+    res.sort();
+    res.dedup();
     res
 }
 

@@ -591,6 +591,10 @@ pub enum Values {
     Random,
     /// Uniform on [0.5, 1.5): for what is a root, a norm, a count.
     Positive,
+    /// 1, as a condition that holds.
+    One,
+    /// 0, as a condition that does not hold.
+    Zero,
     /// Integers of `0..n`.
     Ids(u32),
 }

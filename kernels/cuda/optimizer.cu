@@ -36,6 +36,9 @@ struct Tensor {
     i64 n;
     f64 decay;
     i64 first_chunk;
+    // How often `p` was updated, for the Adams.
+    const float* t0;
+    float* t;
 };
 
 // N neighbouring elements of each tensor. STATES says how many of p, m, v there are.
@@ -79,12 +82,14 @@ struct AdamStep {
     }
 };
 
-__device__ __forceinline__ AdamStep adam_step(const float* scale, const float* lr, const float* step,
+// `t0` is the number of updates before this one.
+__device__ __forceinline__ AdamStep adam_step(const float* scale, const float* lr, const float* t0,
                                               f64 beta1, f64 beta2, float eps) {
     __shared__ float biases[2];
     if (threadIdx.x == 0) {
-        biases[0] = (float)((f64)*lr / (1.0 - pow(beta1, (f64)*step)));
-        biases[1] = (float)sqrt(1.0 - pow(beta2, (f64)*step));
+        f64 t = (f64)*t0 + 1.0;
+        biases[0] = (float)((f64)*lr / (1.0 - pow(beta1, t)));
+        biases[1] = (float)sqrt(1.0 - pow(beta2, t));
     }
     __syncthreads();
     return {*scale, (float)(1.0 - beta1), (float)beta2, (float)(1.0 - beta2), biases[0], biases[1], eps};
@@ -112,16 +117,19 @@ largest(const Tensor* __restrict__ tensors, const float* __restrict__ parts) {
 // A block for each (tensor, chunk) pair, here and below.
 extern "C" __global__ void __launch_bounds__(THREADS)
 adamw(const Tensor* __restrict__ tensors, const uint2* __restrict__ chunks,
-      const float* __restrict__ scale, const float* __restrict__ lr, const float* __restrict__ step,
+      const float* __restrict__ scale, const float* __restrict__ lr, const float* __restrict__ applied,
       f64 beta1, f64 beta2, float eps, float* __restrict__ parts) {
     uint2 chunk = chunks[blockIdx.x];
     Tensor t = tensors[chunk.x];
-    AdamStep adam = adam_step(scale, lr, step, beta1, beta2, eps);
+    AdamStep adam = adam_step(scale, lr, t.t0, beta1, beta2, eps);
+    bool applies = *applied == 1.0f;
     float most = 0.0f;
     float keep = (float)__dsub_rn(1.0, __dmul_rn((f64)*lr, t.decay));
     sweep<3>(t, chunk.y, [&](float& p, float& m, float& v, float g) {
-        float fall = adam.next(m, v, __fmul_rn(g, adam.scale));
-        p = __fsub_rn(__fmul_rn(p, keep), fall);
+        if (applies) {
+            float fall = adam.next(m, v, __fmul_rn(g, adam.scale));
+            p = __fsub_rn(__fmul_rn(p, keep), fall);
+        }
         if constexpr (AMAX) most = fmaxf(most, fabsf(p));
     });
     leave(parts, most);
@@ -129,16 +137,19 @@ adamw(const Tensor* __restrict__ tensors, const uint2* __restrict__ chunks,
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 adam(const Tensor* __restrict__ tensors, const uint2* __restrict__ chunks,
-     const float* __restrict__ scale, const float* __restrict__ lr, const float* __restrict__ step,
+     const float* __restrict__ scale, const float* __restrict__ lr, const float* __restrict__ applied,
      f64 beta1, f64 beta2, float eps, float* __restrict__ parts) {
     uint2 chunk = chunks[blockIdx.x];
     Tensor t = tensors[chunk.x];
-    AdamStep adam = adam_step(scale, lr, step, beta1, beta2, eps);
+    AdamStep adam = adam_step(scale, lr, t.t0, beta1, beta2, eps);
+    bool applies = *applied == 1.0f;
     float most = 0.0f;
     float decay = (float)t.decay;
     sweep<3>(t, chunk.y, [&](float& p, float& m, float& v, float g) {
-        g = __fadd_rn(__fmul_rn(g, adam.scale), __fmul_rn(decay, p));
-        p = __fsub_rn(p, adam.next(m, v, g));
+        if (applies) {
+            g = __fadd_rn(__fmul_rn(g, adam.scale), __fmul_rn(decay, p));
+            p = __fsub_rn(p, adam.next(m, v, g));
+        }
         if constexpr (AMAX) most = fmaxf(most, fabsf(p));
     });
     leave(parts, most);
@@ -146,22 +157,33 @@ adam(const Tensor* __restrict__ tensors, const uint2* __restrict__ chunks,
 
 extern "C" __global__ void __launch_bounds__(THREADS)
 sgd(const Tensor* __restrict__ tensors, const uint2* __restrict__ chunks,
-    const float* __restrict__ scale, const float* __restrict__ lr, const float* __restrict__ step,
+    const float* __restrict__ scale, const float* __restrict__ lr, const float* __restrict__ applied,
     float momentum) {
     uint2 chunk = chunks[blockIdx.x];
     Tensor t = tensors[chunk.x];
     float decay = (float)t.decay, factor = *scale, rate = *lr;
+    bool applies = *applied == 1.0f;
 #ifdef MOMENTUM
-    bool first = *step < 1.5f;
     sweep<2>(t, chunk.y, [&](float& p, float& m, float&, float g) {
-        float fall = __fadd_rn(__fmul_rn(g, factor), __fmul_rn(decay, p));
-        m = first ? fall : __fadd_rn(__fmul_rn(momentum, m), fall);
-        p = __fsub_rn(p, __fmul_rn(rate, m));
+        if (applies) {
+            float fall = __fadd_rn(__fmul_rn(g, factor), __fmul_rn(decay, p));
+            m = __fadd_rn(__fmul_rn(momentum, m), fall);
+            p = __fsub_rn(p, __fmul_rn(rate, m));
+        }
     });
 #else
     sweep<1>(t, chunk.y, [&](float& p, float&, float&, float g) {
-        float fall = __fadd_rn(__fmul_rn(g, factor), __fmul_rn(decay, p));
-        p = __fsub_rn(p, __fmul_rn(rate, fall));
+        if (applies) {
+            float fall = __fadd_rn(__fmul_rn(g, factor), __fmul_rn(decay, p));
+            p = __fsub_rn(p, __fmul_rn(rate, fall));
+        }
     });
 #endif
+}
+
+// Counts the update of each tensor of an Adam: a thread for each.
+extern "C" __global__ void __launch_bounds__(THREADS)
+count(const Tensor* __restrict__ tensors, const float* __restrict__ applied, i64 n) {
+    i64 i = (i64)blockIdx.x * THREADS + threadIdx.x;
+    if (i < n) *tensors[i].t = *tensors[i].t0 + (*applied == 1.0f ? 1.0f : 0.0f);
 }

@@ -40,7 +40,7 @@ mod widen;
 
 use cranelift_entity::SecondaryMap;
 use ir::graph::Def;
-use ir::ops::{CollectiveKind, Copies};
+use ir::ops::{AdamW, CollectiveKind, Copies};
 use ir::{DType, Graph, Node, Op, Phase, TensorType, Value};
 use smallvec::SmallVec;
 
@@ -265,7 +265,7 @@ impl<'a> Walk<'a> {
         }
         *compute = Some(to);
         self.n_reads[next] -= 1;
-        self.hand_over(result, maker, 3);
+        self.hand_over(result, maker, AdamW::STATES);
         self.remove(node);
     }
 

@@ -2,7 +2,10 @@
 //!
 //! Gradients are those of the *summed* loss, so that every token counts the same however tokens are
 //! spread over ranks and micro-batches; one factor, clipping and the number of tokens in it, scales
-//! all of them in the update. States are named as in PyTorch: `NAME.exp_avg`, `NAME.exp_avg_sq`.
+//! all of them in the update. States are named as in PyTorch: `NAME.exp_avg`, `NAME.exp_avg_sq`, `NAME.step`.
+//!
+//! The update is applied only if the loss and the norm of all gradients are finite and a token counts
+//! (`clip_scale`): otherwise optimizers leave weights and states as they are.
 
 use ir::graph::{Def, Optimizer, Store};
 use ir::ops::{Adam, AdamW, Add, Amaxes, Cast, ClipScale, Div, Reshard, Sgd, SumSquares};
@@ -57,11 +60,8 @@ fn emit(builder: &mut Builder<'_>, loss_sum: Value, count: Value) -> Result<(), 
     builder.scope = builder.graph.scopes.keys().next().expect("a graph has a root scope");
     let loss = builder.op("loss", Div {}, &[loss_sum, count])?;
     let scalar = TensorType::scalar(DType::F32);
-    let inputs = ["lr", "step"].map(|name| {
-        let value = builder.leaf(name, scalar.clone(), Def::Input);
-        builder.pin(value, Sharding::replicated(0));
-        value
-    });
+    let lr = builder.leaf("lr", scalar, Def::Input);
+    builder.pin(lr, Sharding::replicated(0));
     builder.graph.results = vec![("loss".to_string(), loss)];
     if trained.is_empty() {
         return Ok(());
@@ -75,11 +75,12 @@ fn emit(builder: &mut Builder<'_>, loss_sum: Value, count: Value) -> Result<(), 
     }
     let total = builder.op("grad_sumsq", Add {}, &squares)?;
     let clip = ClipScale { max_norm: builder.graph.training.clip_norm.map(Into::into) };
-    let scaled = builder.ops(&["grad_scale", "grad_norm"], clip, &[total, count])?;
-    builder.graph.results.push(("grad_norm".to_string(), scaled[1]));
+    let names = ["grad_scale", "grad_norm", "applied"];
+    let scaled = builder.ops(&names, clip, &[total, count, loss_sum])?;
+    builder.graph.results.extend((1..3).map(|it| (names[it].to_string(), scaled[it])));
     for &index in &trained {
         builder.scope = builder.graph.params[index].scope;
-        step(builder, index, [scaled[0], inputs[0], inputs[1]])?;
+        step(builder, index, [scaled[0], lr, scaled[2]])?;
     }
     Ok(())
 }
@@ -153,7 +154,10 @@ fn reduce_replicas_last(graph: &mut Graph, grad: Value, batch_axes: AxisSet) {
     }
 }
 
-/// The optimizer's ops for one parameter; `scalars` are grad_scale, lr and step.
+/// Name of the state that counts a parameter's updates; the others are laid out like the parameter.
+const STEP: &str = "step";
+
+/// Adds the optimizer's ops for one parameter; `scalars` are grad_scale, lr and applied.
 fn step(builder: &mut Builder<'_>, index: usize, scalars: [Value; 3]) -> Result<(), BuildError> {
     let param = builder.graph.params[index].clone();
     let weight = param.value;
@@ -165,13 +169,13 @@ fn step(builder: &mut Builder<'_>, index: usize, scalars: [Value; 3]) -> Result<
             let (beta1, beta2, eps) = (beta1.into(), beta2.into(), eps.into());
             let (weight_decay, amax) = (decay(weight_decay), Amaxes::default());
             let op = AdamW { beta1, beta2, eps, weight_decay, compute: None, amax };
-            (op.into(), &["exp_avg", "exp_avg_sq"])
+            (op.into(), &["exp_avg", "exp_avg_sq", STEP])
         }
         Optimizer::Adam { betas: (beta1, beta2), eps, weight_decay } => {
             let (beta1, beta2, eps) = (beta1.into(), beta2.into(), eps.into());
             let (weight_decay, amax) = (decay(weight_decay), Amaxes::default());
             let op = Adam { beta1, beta2, eps, weight_decay, compute: None, amax };
-            (op.into(), &["exp_avg", "exp_avg_sq"])
+            (op.into(), &["exp_avg", "exp_avg_sq", STEP])
         }
         Optimizer::Sgd { momentum, weight_decay } => {
             let op = Sgd { momentum: momentum.into(), weight_decay: decay(weight_decay) };
@@ -182,9 +186,15 @@ fn step(builder: &mut Builder<'_>, index: usize, scalars: [Value; 3]) -> Result<
     let mut updated = vec![weight];
     let mut names = vec![format!("{name}.next")];
     for suffix in suffixes {
-        let ty = builder.graph.ty(weight).with_dtype(DType::F32);
+        let (ty, sharding) = match *suffix {
+            STEP => (TensorType::scalar(DType::F32), Some(Sharding::replicated(0))),
+            _ => {
+                let weight = &builder.graph.values[weight];
+                (weight.ty.with_dtype(DType::F32), weight.sharding.clone())
+            }
+        };
         let state = builder.leaf(&format!("{name}.{suffix}"), ty, Def::State);
-        if let Some(sharding) = builder.graph.values[weight].sharding.clone() {
+        if let Some(sharding) = sharding {
             builder.pin(state, sharding);
         }
         updated.push(state);

@@ -139,7 +139,7 @@ fn time_of_one(plan: &Plan, session: &Session, data: &Data, step: u64) -> Result
     };
     session.keep_times(true)?;
     let batch = data.batch(step - 1)?;
-    session.start_step(plan.run.schedule.at(step - 1), step)?;
+    session.start_step(plan.run.schedule.at(step - 1))?;
     for micro_batch in 0..plan.micro_batches {
         session.micro_batch(&batch, step, micro_batch)?;
         add(session.times()?);

@@ -383,12 +383,25 @@ pub enum RunError {
     },
     /// An input that no data source fills.
     #[error(
-        "input `{name}` is none that data can fill (tokens, labels, lr, step, seed); write it through \
+        "input `{name}` is none that data can fill (tokens, labels, lr, seed); write it through \
          the library, or name the model's inputs so"
     )]
     UnknownInput {
         /// The buffer.
         name: String,
+    },
+    /// Too many steps in a row with a loss, or a norm of gradients, that is not finite.
+    #[error(
+        "the loss or the norm of the gradients is not finite in step {step}{}; weights and states are those of the \
+         last step that was applied: resume from a checkpoint with a lower learning rate or with other data, or allow \
+         more such steps by `--on-nonfinite skip --max-nonfinite N`",
+        in_a_row_text(*in_a_row)
+    )]
+    Nonfinite {
+        /// The last of them, from 1.
+        step: u64,
+        /// How many there were since the last step that was applied.
+        in_a_row: u64,
     },
     /// A file that cannot be read or written.
     #[error("cannot {doing} `{}`: {why}", path.display())]
@@ -757,6 +770,7 @@ impl RunError {
             RunError::NotPersistent { .. } => "PL0514",
             RunError::Elements { .. } => "PL0515",
             RunError::UnknownInput { .. } => "PL0516",
+            RunError::Nonfinite { .. } => "PL0517",
             RunError::Io { .. } => "PL0520",
             RunError::BadFile { .. } => "PL0521",
             RunError::DataTooShort { .. } => "PL0522",
@@ -823,6 +837,7 @@ impl RunError {
             | RunError::NotPersistent { .. }
             | RunError::Elements { .. }
             | RunError::UnknownInput { .. }
+            | RunError::Nonfinite { .. }
             | RunError::Io { .. }
             | RunError::BadFile { .. }
             | RunError::DataTooShort { .. }
@@ -858,6 +873,13 @@ impl RunError {
 
 /// How many names an error lists before it counts.
 const LISTED: usize = 5;
+
+fn in_a_row_text(in_a_row: u64) -> String {
+    match in_a_row {
+        1 => String::new(),
+        n => format!(", the last of {n} such steps in a row"),
+    }
+}
 
 /// `a, b, c, d, e and 12 more`.
 fn list(names: &[String]) -> String {

@@ -1,5 +1,6 @@
 //! The executor: one loop over bound instructions, for every backend.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ir::plan::{Buffer, Comm, Event, PlanSection, Stream};
@@ -31,6 +32,10 @@ pub trait Backend {
     }
     /// The content of a buffer from byte `offset` on. Nothing is queued.
     fn read_at(&self, buffer: Buffer, offset: usize, bytes: &mut [u8]) -> Result<(), RunError>;
+    /// Keeps a copy of these bytes of the persistent arena, instead of what it kept before. Nothing is queued.
+    fn keep(&mut self, parts: &[Range<usize>]) -> Result<(), RunError>;
+    /// Puts back what [`Backend::keep`] kept. Nothing is queued.
+    fn restore(&mut self) -> Result<(), RunError>;
     /// Replaces the content of a buffer with that of member `root` of this rank's group of `comm`; all
     /// members call it, for the same buffers in the same order. Nothing is queued.
     fn broadcast(&mut self, buffer: Buffer, comm: Comm, root: usize) -> Result<(), RunError>;
@@ -99,18 +104,14 @@ pub fn run(
 ) -> Result<(), RunError> {
     if !backend.replay(section)? {
         backend.begin(section)?;
-        issue(plan, section, backend)?;
+        issue(&plan.sections[section as usize], backend)?;
     }
     backend.finish()
 }
 
-/// Queues the instructions of a section.
-pub fn issue(
-    plan: &BoundPlan,
-    section: PlanSection,
-    backend: &mut dyn Backend,
-) -> Result<(), RunError> {
-    for instruction in &plan.sections[section as usize] {
+/// Queues instructions of a section.
+pub fn issue(instructions: &[BoundInstruction], backend: &mut dyn Backend) -> Result<(), RunError> {
+    for instruction in instructions {
         match instruction {
             BoundInstruction::Compute(call, stream) => backend.compute(call, *stream)?,
             BoundInstruction::Collective(call, stream) => backend.collective(call, *stream)?,

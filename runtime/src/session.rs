@@ -11,6 +11,7 @@
 //! run `update`; read results from the first rank here: they are the same on all
 //! ```
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -22,6 +23,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use half::bf16;
 use half::slice::HalfFloatSliceExt;
 use ir::DType;
+use ir::checkpoint::histories;
 use ir::graph::Name;
 use ir::model::axes_text;
 use ir::ops::Tensor;
@@ -39,6 +41,7 @@ use crate::data::Batch;
 use crate::error::RunError;
 use crate::exec::{self, Backend, MemoryUse, Span};
 use crate::launch::{Hosted, HostedRank};
+use crate::nonfinite::Search;
 use crate::pieces::{fill, for_each_piece};
 use crate::trace::{Measured, Recorder};
 use crate::weights::{Weights, halves, init_values};
@@ -77,6 +80,8 @@ pub struct StepReport {
     pub loss: Option<f32>,
     /// Result `grad_norm`, if the plan has it.
     pub grad_norm: Option<f32>,
+    /// Why weights and states are as they were before the step, if they are.
+    pub skipped: Option<Skip>,
     /// All results of the plan.
     pub results: Results,
     /// Tokens of the global batch.
@@ -87,6 +92,29 @@ pub struct StepReport {
     pub memory_bytes: Option<u64>,
     /// What the user should know, a line each.
     pub warnings: Vec<String>,
+}
+
+/// A reason for which a step updates nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Skip {
+    /// The loss or the norm of the gradients is not finite.
+    #[serde(rename = "nonfinite")]
+    NonFinite,
+    /// No token of the batch has a label that counts.
+    NoLabels,
+}
+
+impl Skip {
+    /// The reason that the result `applied` of a plan gives; `None` if the update was applied.
+    fn of(results: &[(Name, f32)]) -> Option<Skip> {
+        let applied = results.iter().find(|it| it.0 == "applied")?.1;
+        match applied {
+            1.0 => None,
+            0.0 => Some(Skip::NoLabels),
+            _ => Some(Skip::NonFinite),
+        }
+    }
 }
 
 impl StepReport {
@@ -126,6 +154,10 @@ pub(crate) struct Rank {
     first: bool,
     /// How many threads it may use to make values.
     threads: usize,
+    /// Bytes of the persistent arena that a step changes before it is known whether it counts.
+    keeps: Vec<Range<usize>>,
+    /// The search that is under way.
+    search: Option<Search>,
     /// Where it writes down what it runs, while that is traced.
     recorder: Option<Recorder>,
 }
@@ -231,7 +263,7 @@ impl Session {
     /// One training step on a global batch, with this learning rate; `step` counts from 1.
     pub fn step(&self, batch: &Batch, lr: f64, step: u64) -> Result<StepReport, RunError> {
         let began = Instant::now();
-        self.start_step(lr, step)?;
+        self.start_step(lr)?;
         for micro_batch in 0..self.plan.micro_batches {
             self.micro_batch(batch, step, micro_batch)?;
         }
@@ -240,6 +272,7 @@ impl Session {
         Ok(StepReport {
             step,
             lr,
+            skipped: Skip::of(&results),
             loss: result("loss"),
             grad_norm: result("grad_norm"),
             tokens: batch.tokens.len() as u64,
@@ -250,11 +283,30 @@ impl Session {
         })
     }
 
-    /// The first part of [`Session::step`]: writes `lr` and `step`.
-    pub fn start_step(&self, lr: f64, step: u64) -> Result<(), RunError> {
+    /// Repeats a step that was skipped, call by call. Returns its report, and for each rank of this process that found
+    /// one, the first instruction that made a number that is not finite.
+    pub fn search_step(
+        &self,
+        batch: &Batch,
+        lr: f64,
+        step: u64,
+    ) -> Result<(StepReport, Vec<String>), RunError> {
+        self.on_all(|rank| {
+            rank.search = Some(Search::default());
+            Ok(())
+        })?;
+        let report = self.step(batch, lr, step)?;
+        let found = self.on_all(|rank| Ok(rank.search.take().and_then(|it| it.found)))?;
+        Ok((report, found.into_iter().flatten().collect()))
+    }
+
+    /// The first part of [`Session::step`]: writes `lr`, and keeps what changes before a step is known to count.
+    pub fn start_step(&self, lr: f64) -> Result<(), RunError> {
         self.on_all(move |rank| {
-            rank.write_scalar("lr", lr)?;
-            rank.write_scalar("step", step as f64)
+            if !rank.keeps.is_empty() {
+                rank.backend.keep(&rank.keeps)?;
+            }
+            rank.write_scalar("lr", lr)
         })?;
         Ok(())
     }
@@ -312,7 +364,11 @@ impl Session {
             Ok((results, warnings))
         })?;
         let (mut results, warnings): (Vec<_>, Vec<_>) = done.into_iter().unzip();
-        Ok((results.swap_remove(0), warnings.concat()))
+        let results = results.swap_remove(0);
+        if Skip::of(&results).is_some() {
+            self.on_all(|rank| rank.undo())?;
+        }
+        Ok((results, warnings.concat()))
     }
 
     /// The global value of a buffer that outlives a section, reduced where it is partial. What is
@@ -636,11 +692,43 @@ fn make_rank(
     }));
     match made.unwrap_or_else(|it| Err(panic_error(&*it))) {
         Ok((bound, backend)) => {
-            let (kept, recorder) = (Vec::new(), None);
-            Ok(Rank { plan, bound, control, backend, kept, first, threads, recorder })
+            let (kept, recorder, search) = (Vec::new(), None, None);
+            let keeps = changed_early(&plan, &bound);
+            Ok(Rank {
+                plan,
+                bound,
+                control,
+                backend,
+                kept,
+                first,
+                threads,
+                keeps,
+                search,
+                recorder,
+            })
         }
         Err(error) => Err((control, error)),
     }
+}
+
+/// Parts of the persistent arena that hold histories and their scales. Parts that lie close together are one: all else
+/// there is either unchanged by a step that is skipped, or made anew after it.
+fn changed_early(plan: &Plan, bound: &BoundPlan) -> Vec<Range<usize>> {
+    const CLOSE: usize = 4096;
+    let range = |it: Buffer| {
+        let it = &bound.buffers[it];
+        it.offset..it.offset + it.bytes()
+    };
+    let mut parts: Vec<Range<usize>> = histories(plan).into_iter().map(range).collect();
+    parts.sort_by_key(|it| it.start);
+    let mut res: Vec<Range<usize>> = Vec::new();
+    for part in parts {
+        match res.last_mut().filter(|it| part.start < it.end + CLOSE) {
+            Some(last) => last.end = last.end.max(part.end),
+            None => res.push(part),
+        }
+    }
+    res
 }
 
 /// Where a rank is that runs no instruction.
@@ -668,7 +756,22 @@ fn panic_error(payload: &(dyn std::any::Any + Send)) -> RunError {
 }
 
 impl Rank {
+    /// Puts histories and scales back as they were before a step that was skipped, and makes anew what is made of
+    /// them. Optimizers have left weights and their states alone.
+    fn undo(&mut self) -> Result<(), RunError> {
+        if self.keeps.is_empty() {
+            return Ok(());
+        }
+        self.backend.restore()?;
+        self.run(PlanSection::Prepare)
+    }
+
     fn run(&mut self, section: PlanSection) -> Result<(), RunError> {
+        if let Some(mut search) = self.search.take() {
+            let result = self.search(section, &mut search);
+            self.search = Some(search);
+            return result;
+        }
         let Some(recorder) = self.recorder.clone() else {
             return exec::run(&self.bound, section, &mut *self.backend);
         };

@@ -23,7 +23,7 @@ use crate::exec::MemoryUse;
 use crate::launch::{Hosted, HostedRank};
 use crate::output::AppendFile;
 use crate::place::Place;
-use crate::session::{Session, SessionOptions, StepReport};
+use crate::session::{Session, SessionOptions, Skip, StepReport};
 use crate::signals::Signals;
 use crate::tensorboard::EventFile;
 use crate::trace::{Trace, TraceOptions};
@@ -54,6 +54,8 @@ pub struct TrainOptions {
     pub memory: bool,
     /// Seed of initial weights, dropout and synthetic data.
     pub seed: Option<u64>,
+    /// What a step whose loss or gradients are not finite leads to.
+    pub on_nonfinite: OnNonfinite,
     /// When and where to save; never, if not given.
     pub save: Option<SaveOptions>,
     /// The checkpoint to go on from.
@@ -64,6 +66,35 @@ pub struct TrainOptions {
     pub signals: Option<Arc<Signals>>,
     /// Where to run.
     pub place: Place,
+}
+
+/// What training does with a step whose loss, or norm of gradients, is not finite. Such a step never changes weights or
+/// states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnNonfinite {
+    /// It goes on with the next batch, unless as many steps in a row as this were not finite.
+    Skip(u64),
+    /// It ends.
+    Stop,
+}
+
+impl OnNonfinite {
+    /// The default of the most steps in a row that are skipped.
+    pub const MAX: u64 = 10;
+
+    /// The most steps in a row that may not be finite.
+    fn most(self) -> u64 {
+        match self {
+            OnNonfinite::Skip(most) => most,
+            OnNonfinite::Stop => 0,
+        }
+    }
+}
+
+impl Default for OnNonfinite {
+    fn default() -> OnNonfinite {
+        OnNonfinite::Skip(OnNonfinite::MAX)
+    }
 }
 
 /// What happens while a plan is trained.
@@ -117,6 +148,9 @@ pub struct StepLine {
     pub seconds: f64,
     /// Bytes of the fullest rank of the process that reports, if it was asked.
     pub memory_bytes: Option<u64>,
+    /// Why the step changed neither weights nor states, if it did not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub skipped: Option<Skip>,
 }
 
 impl StepLine {
@@ -131,6 +165,7 @@ impl StepLine {
             tokens: report.tokens,
             seconds: report.seconds,
             memory_bytes: report.memory_bytes,
+            skipped: report.skipped,
         }
     }
 
@@ -142,13 +177,14 @@ impl StepLine {
             ("lr", Some(self.lr)),
             ("tokens_per_s", Some(self.tokens_per_s)),
             ("memory_bytes", self.memory_bytes.map(|it| it as f64)),
+            ("skipped", self.skipped.map(|_| 1.0)),
         ];
         all.into_iter().filter_map(|it| Some((it.0, it.1?))).collect()
     }
 }
 
 /// Inputs that the loop fills.
-const INPUTS: [&str; 5] = ["tokens", "labels", "lr", "step", "seed"];
+const INPUTS: [&str; 4] = ["tokens", "labels", "lr", "seed"];
 
 impl TrainOptions {
     /// Whether to report this step: the first, each `log_every`-th, and the last.
@@ -211,6 +247,7 @@ fn facts(plan: &Plan, options: &TrainOptions) -> Vec<(&'static str, u64)> {
             stream_key(&format!("{:?}", (it.every, it.keep, it.background, it.busy, it.overwrite))),
         ));
     }
+    res.push(("on-nonfinite", options.on_nonfinite.most()));
     if let Some(it) = &options.load {
         res.push((
             "load",
@@ -288,7 +325,7 @@ impl Start {
         let seed = options.seed.or(saved).unwrap_or(plan.run.seed);
         let position = match &loaded {
             Some(it) => it.at(seed),
-            None => Position { step: 0, sample: 0, seed },
+            None => Position { step: 0, sample: 0, seed, finite: true },
         };
         let chosen = chosen_data(options, loaded.as_ref())?;
         let data = match chosen.files.is_empty() {
@@ -462,6 +499,9 @@ fn run(
             let held = (start.run.clone(), start.lock.take());
             let mut saver = Saver::new(session, layout, held, save, options.place.timeout)?;
             saver.abandon(start.abandoned.clone());
+            if start.loaded.is_some() {
+                saver.went_on_from(start.position.step);
+            }
             Some(saver)
         }
         None => None,
@@ -511,6 +551,7 @@ fn run(
             position.step + 1
         )));
     }
+    let mut nonfinite = Nonfinite::default();
     for step in position.step + 1..=steps {
         let batch = data.batch(position.sample / batch_size)?;
         let lr = plan.run.schedule.at(step - 1);
@@ -519,13 +560,18 @@ fn run(
             true => traced_step(session, &batch, lr, step, trace.as_deref_mut())?,
             false => session.step(&batch, lr, step)?,
         };
+        if report.skipped == Some(Skip::NonFinite) {
+            report = nonfinite.look_into(session, &batch, report, on_event)?;
+        }
         if lines.is_any() || options.memory && options.logs(step, steps) {
             let all = session.memory()?;
             report.memory_bytes = all.iter().map(MemoryUse::bytes).max();
         }
         lines.write(&mut report);
         on_event(Event::Step(&report));
-        position = Position { step, sample: position.sample + batch_size, ..position };
+        nonfinite.count(&report, options.on_nonfinite)?;
+        let finite = report.skipped != Some(Skip::NonFinite);
+        position = Position { step, sample: position.sample + batch_size, finite, ..position };
         let wish = match step < steps {
             true => session.agree(step, signals.and_then(Signals::wish))?,
             false => None,
@@ -535,6 +581,7 @@ fn run(
         }
         match &mut saver {
             Some(saver) => {
+                saver.followed_by(finite);
                 let mut told = |it| tell(it, on_event);
                 saver.poll(&mut told)?;
                 if wish.is_some() || saver.is_due(step, steps) {
@@ -558,6 +605,56 @@ fn run(
         on_event(Event::Stopped(it));
     }
     Ok(())
+}
+
+/// The steps that were not finite.
+#[derive(Debug, Default)]
+struct Nonfinite {
+    /// How many there were since the last step that was applied.
+    in_a_row: u64,
+    /// One has been repeated, to find where it begins.
+    is_searched: bool,
+}
+
+impl Nonfinite {
+    /// Repeats the first step that is not finite, and says what makes the first number that is not. Returns the report
+    /// of the repeat.
+    fn look_into(
+        &mut self,
+        session: &Session,
+        batch: &Batch,
+        report: StepReport,
+        on_event: &mut dyn FnMut(Event<'_>),
+    ) -> Result<StepReport, RunError> {
+        if std::mem::replace(&mut self.is_searched, true) {
+            return Ok(report);
+        }
+        let StepReport { step, lr, seconds, .. } = report;
+        let (again, found) = session.search_step(batch, lr, step)?;
+        for it in &found {
+            on_event(Event::Warning(&format!("step {step} is not finite: {it}")));
+        }
+        if again.skipped.is_none() {
+            on_event(Event::Warning(&format!(
+                "step {step} was not finite, and its repeat is: this machine computes other numbers from the same \
+                 data. Training goes on with the repeat"
+            )));
+        }
+        Ok(StepReport { seconds, ..again })
+    }
+
+    /// Counts a step that was reported; an error if too many in a row were not finite.
+    fn count(&mut self, report: &StepReport, on_nonfinite: OnNonfinite) -> Result<(), RunError> {
+        match report.skipped {
+            Some(Skip::NonFinite) => self.in_a_row += 1,
+            Some(Skip::NoLabels) => {}
+            None => self.in_a_row = 0,
+        }
+        match self.in_a_row > on_nonfinite.most() {
+            true => Err(RunError::Nonfinite { step: report.step, in_a_row: self.in_a_row }),
+            false => Ok(()),
+        }
+    }
 }
 
 fn is_same_folder(a: &Path, b: &Path) -> bool {

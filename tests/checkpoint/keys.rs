@@ -37,6 +37,7 @@ fn keys_are_those_of_pytorch() {
         "optim.state.embed.weight.exp_avg",
         "optim.state.embed.weight.exp_avg_sq",
         "optim.state.embed.weight.step",
+        "planc.finite",
         "planc.sample",
         "planc.schedule.lr",
         "planc.seed",
@@ -45,7 +46,7 @@ fn keys_are_those_of_pytorch() {
         assert!(keys.contains(&key), "{key} is not in {keys:?}");
     }
     let n_params = keys.iter().filter(|it| it.starts_with("model.")).count();
-    assert_eq!(keys.len(), 4 * n_params + 8);
+    assert_eq!(keys.len(), 4 * n_params + 9);
     let step = checkpoint.tensor("optim.state.norm.weight.step").unwrap();
     assert_eq!((step.dtype, step.shape.len()), (StoredType::F32, 0));
     assert_eq!(tensor(&checkpoint, "optim.state.norm.weight.step"), 2f32.to_le_bytes());
@@ -76,8 +77,8 @@ fn missing_and_unexpected_keys_are_listed() {
     let one = save("one_layer", SMALL, "2", &[("layers[1].n", "1")], 1);
     let plan = compile(SMALL, "1", &[]);
     let missing = problems(refused(&plan, loading(&one).unwrap()));
-    // Nine parameters of a layer, each with two moments.
-    assert_eq!(missing.len(), 27, "{missing:?}");
+    // Nine parameters of a layer, each with two moments and a step.
+    assert_eq!(missing.len(), 36, "{missing:?}");
     assert!(missing.iter().all(|it| it.starts_with("missing: `") && it.contains(".layers.1.")
         || it.starts_with("missing: `model.layers.1.")));
     let plan = compile(SMALL, "1", &[("layers[1].n", "1")]);

@@ -9,7 +9,7 @@ use ir::plan::Plan;
 
 use crate::harness::*;
 
-const POSITION: Position = Position { step: 3, sample: 24, seed: 7 };
+const POSITION: Position = Position { step: 3, sample: 24, seed: 7, finite: true };
 
 /// Keys of the entries that are not of the model or the optimizer.
 fn states(plan: &Plan) -> Vec<String> {

@@ -193,3 +193,44 @@ fn scales_of_another_mesh_are_made_again() {
     let expect = fresh.read(&codes).unwrap().data;
     assert!(expect.iter().map(|it| it.to_bits()).eq(found[&codes].iter().copied()));
 }
+
+/// What PyTorch does: bias correction counts from a parameter's own first update, and so moves each element by the learning
+/// rate, whatever the gradient. By the step of the run, 3, it would be 0.64 of that.
+#[test]
+fn a_thawed_parameter_moves_as_in_its_first_step() {
+    const LR: f32 = 1e-3;
+    /// `g / (|g| + eps)` for gradients of 1e-5 and more with an `eps` of 1e-12, and roundings of weights near 0.1 (4e-9).
+    const MOVE: f32 = 1e-4;
+    let set = [
+        ("optimizer", "AdamW(betas: (0.9, 0.999), eps: 1e-12, weight_decay: 0.0)"),
+        ("schedule", "(lr: 1e-3)"),
+    ];
+    let frozen = [set[0], set[1], ("frozen", r#"["head.weight"]"#)];
+    let (folder, after) = (folder("thawed"), self::folder("thawed_after"));
+    let options = |save: &Path, every| runtime::TrainOptions {
+        steps: Some(every),
+        save: saving(save, every),
+        ..runtime::TrainOptions::default()
+    };
+    train(&compile(SMALL, "2x2", &frozen), &options(&folder, 2));
+    let allow_missing = vec!["optim.state.head.weight.*".parse().unwrap()];
+    let load = loading(&folder).map(|it| runtime::LoadOptions { allow_missing, ..it });
+    let thawed = compile(SMALL, "2", &set);
+    train(&thawed, &runtime::TrainOptions { load, ..options(&after, 3) });
+    let [before, after] = [folder.join("step-2"), after.join("step-3")]
+        .map(|it| checkpoint::Checkpoint::open(&it).unwrap());
+    let floats = |it: &checkpoint::Checkpoint, key: &str| -> Vec<f32> {
+        let bytes = tensor(it, key);
+        bytes.chunks_exact(4).map(|it| f32::from_le_bytes(it.try_into().unwrap())).collect()
+    };
+    let key = "model.head.weight";
+    let moved =
+        floats(&before, key).into_iter().zip(floats(&after, key)).map(|(a, b)| (a - b).abs());
+    let mut moved: Vec<f32> = moved.collect();
+    moved.sort_by(f32::total_cmp);
+    assert!(moved[moved.len() - 1] <= LR * (1.0 + MOVE), "{:?}", moved.last());
+    // Gradients of words that do not occur are small, and none is 0.
+    assert!(moved[moved.len() / 2] >= LR * (1.0 - MOVE), "{}", moved[moved.len() / 2]);
+    let steps = |param: &str| floats(&after, &format!("optim.state.{param}.step"));
+    assert_eq!((steps("head.weight"), steps("norm.weight")), (vec![1.0], vec![3.0]));
+}

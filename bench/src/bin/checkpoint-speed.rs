@@ -87,7 +87,7 @@ fn load(folder: &Path) {
 
 fn plan(folder: &Path) {
     let plan = compile(&example_with("llama3-8b", &PLANNED), PLANNED_MESH);
-    let position = Position { step: 1, sample: 8, seed: 0 };
+    let position = Position { step: 1, sample: 8, seed: 0, finite: true };
     let mut slowest = 0.0_f64;
     let mesh = plan.mesh.clone();
     for rank in [0, 1, mesh.n_ranks() / 2, mesh.n_ranks() - 1] {

@@ -191,6 +191,15 @@ fn discard(lock: &FolderLock, path: &Path) -> Result<(), CheckpointError> {
 /// The end of the name of a checkpoint that is aside, and may go back.
 const ASIDE: &str = ".tmp.tmp";
 
+/// The checkpoints that stay when there is a new one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Keep {
+    /// How many of the newest, the new one included.
+    pub newest: u64,
+    /// The step of one that stays besides.
+    pub good: Option<u64>,
+}
+
 impl StepFolder {
     /// The checkpoint of a step in `root`, written by the run `run`.
     pub fn new(root: &Path, step: u64, run: &str) -> StepFolder {
@@ -264,7 +273,7 @@ impl StepFolder {
     }
 
     /// Makes what all have written a checkpoint: index, rename, `latest`. Then the checkpoints of the steps
-    /// `abandoned` go, and all but the newest `keep`. Returns what could not be removed.
+    /// `abandoned` go, and all that `keep` does not name. Returns what could not be removed.
     ///
     /// # Errors
     /// If there is no checkpoint for it, or the lock is lost.
@@ -272,7 +281,7 @@ impl StepFolder {
         &self,
         lock: &FolderLock,
         metadata: &[u8],
-        keep: Option<u64>,
+        keep: Option<Keep>,
         abandoned: &[u64],
     ) -> Result<Vec<CheckpointError>, CheckpointError> {
         let (from, to) = (self.temporary(), self.target());
@@ -304,7 +313,7 @@ impl StepFolder {
         rename(&part, &self.root.join(LATEST))?;
         sync_folder(&self.root)?;
         if let Some(keep) = keep {
-            note(&mut left, self.remove_older(lock, keep.max(1)))?;
+            note(&mut left, self.remove_older(lock, keep))?;
         }
         Ok(left)
     }
@@ -345,12 +354,13 @@ impl StepFolder {
         let _ = disk::remove(&self.temporary());
     }
 
-    /// Removes all checkpoints but the newest `keep`, of which this one is.
-    fn remove_older(&self, lock: &FolderLock, keep: u64) -> Result<(), CheckpointError> {
+    /// Removes all checkpoints but those to keep, of which this one is.
+    fn remove_older(&self, lock: &FolderLock, keep: Keep) -> Result<(), CheckpointError> {
         let this = step_of(&self.name).expect("it is the name of a step");
         let mut steps = checkpoints(&self.root)?;
         steps.retain(|&it| it < this);
-        steps.truncate((steps.len() + 1).saturating_sub(keep as usize));
+        steps.truncate((steps.len() + 1).saturating_sub(keep.newest.max(1) as usize));
+        steps.retain(|&it| Some(it) != keep.good);
         self.remove_steps(lock, &steps)
     }
 
@@ -523,7 +533,7 @@ mod tests {
         let new = StepFolder::new(&root, 11, "c0ffee00");
         new.create().unwrap();
         new.remove_leftovers(&lock).unwrap();
-        assert_eq!(new.commit(&lock, b"", Some(2), &[]), Ok(vec![]));
+        assert_eq!(new.commit(&lock, b"", Some(Keep { newest: 2, good: None }), &[]), Ok(vec![]));
         drop(lock);
         assert_eq!(listed(&root), ["latest", "step-03", "step-10", "step-11", "step-4"]);
     }
@@ -536,7 +546,7 @@ mod tests {
         let save = |step: u64| {
             let new = StepFolder::new(&root, step, "c0ffee00");
             new.create().unwrap();
-            new.commit(&lock, b"", Some(1), &[])
+            new.commit(&lock, b"", Some(Keep { newest: 1, good: None }), &[])
         };
         assert_eq!(save(1), Ok(vec![]));
         fs::create_dir_all(root.join(".step-1.c0ffee00.tmp.tmp/in the way")).unwrap();

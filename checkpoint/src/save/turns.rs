@@ -7,7 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
 
-use super::folder::{StepFolder, checkpoints, newest, remove_leftovers, step_name};
+use super::folder::{Keep, StepFolder, checkpoints, newest, remove_leftovers, step_name};
 use super::lock::FolderLock;
 use super::shard::ShardFile;
 use super::{Content, FileItem, Scalar};
@@ -148,6 +148,7 @@ fn save(
     index.tensors.insert(key, StoredTensor { dtype, shape: Vec::new(), chunks, path });
     let mut bytes = Vec::new();
     index.write(&mut bytes).expect("memory takes what is written");
+    let keep = keep.map(|newest| Keep { newest, good: None });
     folder.commit(lock, &bytes, keep, abandoned)?;
     Ok(())
 }

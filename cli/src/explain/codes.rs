@@ -119,8 +119,8 @@ pub const CODES: &[Code] = &[
     Code {
         code: "PL0206",
         title: "not a mesh",
-        text: "The text of the mesh cannot be read, an axis has size 0, or there are more ranks than \
-               can be numbered.",
+        text: "The text of the mesh cannot be read, an axis has size 0, or there are more than \
+               2^20 ranks.",
         example: "--mesh 2x0, --mesh 2*4.",
         fix: "Write 8, 2x4 or dp=2,tp=4; every axis needs at least one rank.",
     },
@@ -396,10 +396,21 @@ pub const CODES: &[Code] = &[
     Code {
         code: "PL0516",
         title: "an input that data cannot fill",
-        text: "`planc run` fills the inputs tokens, labels, lr, step and seed. This model has another \
+        text: "`planc run` fills the inputs tokens, labels, lr and seed. This model has another \
                one.",
         example: "A model with an input `mask`.",
         fix: "Name the inputs so, or run the plan through the library.",
+    },
+    Code {
+        code: "PL0517",
+        title: "too many steps in a row are not finite",
+        text: "The loss, or the norm of all gradients, was infinite or no number. Such a step changes no \
+               weight, no state of the optimizer and no history of amaxes; its data is consumed, and the \
+               schedule goes on. The first of them is repeated call by call, and a warning names the \
+               instruction that made the first number that is not finite. After too many in a row the run ends.",
+        example: "A learning rate of 1e38.",
+        fix: "Resume from a checkpoint, with a lower learning rate or other data. `--max-nonfinite N` allows \
+              more such steps in a row, `--on-nonfinite stop` none.",
     },
     Code {
         code: "PL0520",

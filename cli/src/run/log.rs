@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use ir::plan::Plan;
 use runtime::signals::signal_name;
-use runtime::{Event, LoadReport, RunError, SaveReport, StepLine, StepReport, Stop, TrainOptions};
+use runtime::{
+    Event, LoadReport, RunError, SaveReport, Skip, StepLine, StepReport, Stop, TrainOptions,
+};
 use serde::Serialize;
 
 use crate::controls::clean;
@@ -66,6 +68,8 @@ enum Line<'a> {
     /// The run is over.
     Summary {
         steps: u64,
+        skipped_nonfinite: u64,
+        skipped_no_labels: u64,
         seconds: f64,
         first_loss: Option<f64>,
         loss: Option<f64>,
@@ -99,8 +103,8 @@ pub struct Log<'a> {
     began: Instant,
     /// Somebody reads stdout; training goes on without.
     heard: bool,
-    /// A loss that is no number was reported.
-    warned: bool,
+    /// Steps that were skipped since they were not finite, and since no label of them counted.
+    skipped: [u64; 2],
     /// A signal has ended the run.
     stop: Option<Stop>,
     first: Option<StepReport>,
@@ -136,7 +140,7 @@ impl<'a> Log<'a> {
             start: 0,
             began: Instant::now(),
             heard: speaks,
-            warned: false,
+            skipped: [0; 2],
             stop: None,
             first: None,
             last: None,
@@ -231,9 +235,16 @@ impl<'a> Log<'a> {
             self.say(&Line::Step(StepLine::of(report)), || step_text(report));
         }
         let mut warnings = report.warnings.clone();
-        if let Some(loss) = report.loss.filter(|it| !it.is_finite() && !self.warned) {
-            self.warned = true;
-            warnings.push(format!("loss is {loss} at step {}", report.step));
+        if let Some(skip) = report.skipped {
+            let (count, why) = match skip {
+                Skip::NonFinite => (0, "the loss or the norm of the gradients is not finite"),
+                Skip::NoLabels => (1, "no label of its batch counts"),
+            };
+            self.skipped[count] += 1;
+            // The summary has their number.
+            if self.skipped[count] == 1 {
+                warnings.push(format!("step {} is skipped: {why}", report.step));
+            }
         }
         warnings.iter().for_each(|it| self.warn(it));
         self.first.get_or_insert_with(|| report.clone());
@@ -258,7 +269,10 @@ impl<'a> Log<'a> {
         };
         let seconds = self.began.elapsed().as_secs_f64();
         let tokens_per_s = self.tokens as f64 / self.busy.as_secs_f64().max(1e-9);
+        let skipped = self.skipped;
         let line = Line::Summary {
+            skipped_nonfinite: skipped[0],
+            skipped_no_labels: skipped[1],
             steps: last.step,
             seconds,
             first_loss: first.loss.map(f64::from),
@@ -273,7 +287,8 @@ impl<'a> Log<'a> {
                 _ => String::new(),
             };
             let tps = grouped(tokens_per_s as u64);
-            format!("trained {steps} in {seconds:.1} s{loss}, {tps} tokens/s\n")
+            let skipped = skipped_text(skipped);
+            format!("trained {steps} in {seconds:.1} s{loss}, {tps} tokens/s{skipped}\n")
         });
     }
 
@@ -326,6 +341,17 @@ impl<'a> Log<'a> {
     }
 }
 
+/// `; 3 steps skipped: 2 not finite, 1 without labels`.
+fn skipped_text([nonfinite, no_labels]: [u64; 2]) -> String {
+    if nonfinite + no_labels == 0 {
+        return String::new();
+    }
+    let parts = [(nonfinite, "not finite"), (no_labels, "without labels")];
+    let parts = parts.into_iter().filter(|it| it.0 > 0).map(|(n, why)| format!("{n} {why}"));
+    let parts = parts.collect::<Vec<String>>().join(", ");
+    format!("; {} skipped: {parts}", plural(nonfinite + no_labels, "step"))
+}
+
 /// `none`, the file, or how many they are.
 pub fn files(files: &[PathBuf], none: &str) -> String {
     match files {
@@ -349,6 +375,9 @@ fn step_text(report: &StepReport) -> String {
         res.push_str(&format!("  grad_norm: {norm:7.4}"));
     }
     res.push_str(&format!("  lr: {:.2e}", report.lr));
+    if report.skipped.is_some() {
+        res.push_str("  skipped");
+    }
     res.push_str(&format!("  tps: {}\n", grouped(report.tokens_per_s() as u64)));
     res
 }

@@ -40,7 +40,8 @@ fn memory_does_not_depend_on_sizes() {
     let heads = |it: &str| format!("--set {attention}.{it}=4294967296");
     let heads = [heads("heads"), heads("kv_heads"), format!("--set {attention}.head_dim=2")];
     check(&format!("--mesh 2x4 {}", heads.join(" ")), "");
-    check("--mesh 1048576x4 --set 'batch=PerReplica(1)'", "");
+    check("--mesh 262144x4 --set 'batch=PerReplica(1)'", "");
+    check("--mesh 1048576x4 --set 'batch=PerReplica(1)'", "has more than 2^20 ranks");
     check("--mesh 1 --set layers[0].vocab=1099511627776", "has more than 2^46 elements");
     let large = format!(
         "--mesh 1 --set 'batch=Global(1)' --set layers[0].dim=8388608 --set {mlp}.ffn=8388608 \

@@ -17,6 +17,7 @@ mod hostile;
 mod import;
 mod launch;
 mod logs;
+mod nonfinite;
 mod outputs;
 mod reports;
 mod reshard;

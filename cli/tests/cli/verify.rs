@@ -30,9 +30,9 @@ fn a_certificate_is_what_is_printed_for_programs() {
     assert!(properties.iter().all(|it| it["holds"] == true), "{printed}");
     let of = |name: &str| properties.iter().find(|it| it["property"] == name).expect("it is there");
     assert_eq!(of("gradients")["checked"]["trained"], 21);
-    // 21 parameters with two moments each, 119,104 elements of 4 bytes.
-    assert_eq!(of("checkpoint")["checked"]["entries"], 63);
-    assert_eq!(of("checkpoint")["checked"]["bytes"], 3 * 4 * 119_104);
+    // 21 parameters with two moments each, 119,104 elements of 4 bytes, and a step.
+    assert_eq!(of("checkpoint")["checked"]["entries"], 84);
+    assert_eq!(of("checkpoint")["checked"]["bytes"], 4 * (3 * 119_104 + 21));
     // Another program has another digest.
     let other = folder.works("verify model.ron --mesh 8 --format json");
     let other: Value = serde_json::from_str(&other).expect("JSON");
@@ -234,6 +234,20 @@ fn a_gradient_that_reaches_no_optimizer_is_missed() {
 }
 
 /// Numbers that no `model.ron` may have are no plan's either: attributes of ops, inits, the run.
+/// An optimizer that reads another factor, or another condition, would train without clipping, or in a step that is skipped.
+#[test]
+fn optimizers_read_the_factor_and_the_condition_of_clip_scale() {
+    for from in ["%grad_scale", "%applied"] {
+        let ran = edited("verify_scale", |lines| {
+            let at = position(lines, |it| it.contains("= adamw("));
+            lines[at] = lines[at].replacen(from, "%loss.count.sum", 1);
+        });
+        let text = unwrapped(&ran.stderr);
+        assert!(text.contains("breaks a promise (`gradients`)"), "{text}");
+        assert!(text.contains("`clip_scale` makes %grad_scale and %applied for that"), "{text}");
+    }
+}
+
 #[test]
 fn numbers_out_of_range_are_refused_at_their_line() {
     let check = |from: &str, to: &str, expect: &str| {

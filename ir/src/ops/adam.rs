@@ -3,15 +3,15 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ops::adamw::{AdamStep, adam_factors, adam_numbers, adam_samples, infer_adam};
+use crate::ops::adamw::{adam_factors, adam_numbers, adam_reference, adam_samples, infer_adam};
 use crate::ops::{
     Amaxes, Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, TypeError, Types, View,
     ViewMut, is_default,
 };
 use crate::types::{DType, TensorType};
 
-/// See the [module docs](self). Operands: `p`, `m`, `v`, `g`, `scale`, `lr`, `step`; results: `p`,
-/// `m`, `v`, and `p` in the type `compute` if there is one.
+/// See the [module docs](self). Operands: `p`, `m`, `v`, `t`, `g`, `scale`, `lr`, `applied`; results: `p`,
+/// `m`, `v`, `t`, and `p` in the type `compute` if there is one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Adam {
     /// Decay rate of the first moment.
@@ -52,26 +52,16 @@ impl OpDef for Adam {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
-        let step = AdamStep::new([self.beta1, self.beta2, self.eps], inputs);
         let decay = T::from_f64(self.weight_decay.0);
-        let (results, amaxes) = self.amax.split(results);
-        let (states, compute) = results.split_at_mut(3);
-        let [p, m, v] = states else { unreachable!("three results") };
-        let (p0, m0, v0, g) = (inputs[0].data, inputs[1].data, inputs[2].data, inputs[3].data);
-        for i in 0..p0.len() {
-            let g = g[i] * step.scale + decay * p0[i];
-            let fall;
-            (m.data[i], v.data[i], fall) = step.next(m0[i], v0[i], g);
-            p.data[i] = p0[i] - fall;
-        }
-        if let Some(compute) = compute.first_mut() {
-            compute.data.copy_from_slice(p.data);
-        }
-        self.amax.reference(results, amaxes);
+        let numbers = [self.beta1, self.beta2, self.eps];
+        adam_reference(numbers, &self.amax, inputs, results, |step, [p, m, v, g]| {
+            let (m, v, fall) = step.next(m, v, g * step.scale + decay * p);
+            [p - fall, m, v]
+        });
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(0, 0), (1, 1), (2, 2)]
+        &[(0, 0), (1, 1), (2, 2), (3, 3)]
     }
 
     fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {

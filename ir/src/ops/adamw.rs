@@ -1,10 +1,13 @@
 //! `adamw`: one step of Adam with decoupled weight decay, in PyTorch's arithmetic.
 //!
 //! ```text
-//! g *= scale          p *= 1 - lr * weight_decay                      t = step, from 1
+//! g *= scale          p *= 1 - lr * weight_decay                      t += 1
 //! m += (1 - beta1) * (g - m)                 v = beta2 * v + (1 - beta2) * g^2
 //! p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //! ```
+//!
+//! `t` counts the updates of this parameter, so that the correction of the moments' bias starts at its own
+//! first update. Where `applied` is not 1, nothing changes.
 
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
@@ -16,8 +19,8 @@ use crate::ops::{
 use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
 
-/// See the [module docs](self). Operands: `p`, `m`, `v`, `g`, `scale`, `lr`, `step`; results: `p`,
-/// `m`, `v`, and `p` in the type `compute` if there is one.
+/// See the [module docs](self). Operands: `p`, `m`, `v`, `t`, `g`, `scale`, `lr`, `applied`; results: `p`,
+/// `m`, `v`, `t`, and `p` in the type `compute` if there is one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AdamW {
     /// Decay rate of the first moment.
@@ -53,15 +56,15 @@ pub(crate) fn infer_adam(
     compute: Option<DType>,
     amax: &Amaxes,
 ) -> Result<Types, TypeError> {
-    arity(inputs, 7)?;
-    for operand in &inputs[1..4] {
-        same_shape(inputs[0], operand)?;
+    arity(inputs, 8)?;
+    for operand in [1, 2, 4] {
+        same_shape(inputs[0], inputs[operand])?;
     }
-    for operand in 4..7 {
+    for operand in [3, 5, 6, 7] {
         scalar(inputs, operand)?;
     }
     let compute = compute.map(|it| inputs[0].with_dtype(it));
-    amax.infer(inputs[..3].iter().map(|&it| it.clone()).chain(compute).collect())
+    amax.infer(inputs[..AdamW::STATES].iter().map(|&it| it.clone()).chain(compute).collect())
 }
 
 /// [`OpDef::factors`] of an Adam.
@@ -72,10 +75,11 @@ pub(crate) fn adam_factors(
 ) -> Factors {
     let own = amax.own(results);
     let text = match own.len() {
-        3 => "*, *, *, *, , , -> *, *, *",
-        _ => "*, *, *, *, , , -> *, *, *, *",
+        AdamW::STATES => "*, *, *, , *, , , -> *, *, *, ",
+        _ => "*, *, *, , *, , , -> *, *, *, , *",
     };
-    amax.factors(Factors::new(text, inputs, own))
+    // Every rank counts the updates of a parameter, whatever it holds of it.
+    amax.factors(Factors::new(text, inputs, own).alike(3))
 }
 
 /// The numbers of one step of an Adam.
@@ -97,11 +101,17 @@ pub(crate) struct AdamStep<T> {
 }
 
 impl<T: Real> AdamStep<T> {
-    /// From the attributes, and the scalar operands of one of the Adams.
-    pub(crate) fn new([beta1, beta2, eps]: [Number; 3], inputs: &[View<'_, T>]) -> AdamStep<T> {
+    /// From the attributes, and the scalar operands of one of the Adams. `None` if the update is not applied.
+    pub(crate) fn new(
+        [beta1, beta2, eps]: [Number; 3],
+        inputs: &[View<'_, T>],
+    ) -> Option<AdamStep<T>> {
         let number = |i: usize| inputs[i].data[0].to_f64();
-        let (scale, lr, step) = (number(4), number(5), number(6));
-        AdamStep {
+        let (step, scale, lr) = (number(3) + 1.0, number(5), number(6));
+        if !is_applied(inputs) {
+            return None;
+        }
+        Some(AdamStep {
             scale: T::from_f64(scale),
             weight1: T::from_f64(1.0 - beta1.0),
             beta2: T::from_f64(beta2.0),
@@ -109,7 +119,7 @@ impl<T: Real> AdamStep<T> {
             rate: T::from_f64(lr / (1.0 - beta1.0.powf(step))),
             root: T::from_f64((1.0 - beta2.0.powf(step)).sqrt()),
             eps: T::from_f64(eps.0),
-        }
+        })
     }
 
     /// The next first and second moment for a gradient, and by how much the parameter falls.
@@ -120,7 +130,41 @@ impl<T: Real> AdamStep<T> {
     }
 }
 
+/// Whether an optimizer's last operand, `applied`, says that its update counts.
+pub(crate) fn is_applied<T: Real>(inputs: &[View<'_, T>]) -> bool {
+    inputs[inputs.len() - 1].data[0].to_f64() == 1.0
+}
+
+/// [`OpDef::reference`] of an Adam, of which `next` makes the new parameter, `m` and `v` from the step and an old
+/// parameter, `m`, `v` and gradient.
+pub(crate) fn adam_reference<T: Real>(
+    numbers: [Number; 3],
+    amax: &Amaxes,
+    inputs: &[View<'_, T>],
+    results: &mut [ViewMut<'_, T>],
+    next: impl Fn(&AdamStep<T>, [T; 4]) -> [T; 3],
+) {
+    let (results, amaxes) = amax.split(results);
+    let (states, compute) = results.split_at_mut(AdamW::STATES);
+    let step = AdamStep::new(numbers, inputs);
+    let [p, m, v, t] = states else { unreachable!("an Adam has four states") };
+    let [p0, m0, v0, t0, g] = [0, 1, 2, 3, 4].map(|it| inputs[it].data);
+    t.data[0] = if step.is_some() { t0[0] + T::from_f64(1.0) } else { t0[0] };
+    for i in 0..p0.len() {
+        [p.data[i], m.data[i], v.data[i]] = match &step {
+            Some(step) => next(step, [p0[i], m0[i], v0[i], g[i]]),
+            None => [p0[i], m0[i], v0[i]],
+        };
+    }
+    if let Some(compute) = compute.first_mut() {
+        compute.data.copy_from_slice(p.data);
+    }
+    amax.reference(results, amaxes);
+}
+
 impl AdamW {
+    /// How many operands an Adam replaces: `p`, `m`, `v` and `t`. Its first results are the new ones, in this order.
+    pub const STATES: usize = 4;
     /// Range of both decay rates.
     pub const BETA: RealRange = RealRange::Fraction;
     /// Range of `eps`.
@@ -150,25 +194,16 @@ impl OpDef for AdamW {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
-        let step = AdamStep::new([self.beta1, self.beta2, self.eps], inputs);
-        let keep = T::from_f64(1.0 - inputs[5].data[0].to_f64() * self.weight_decay.0);
-        let (results, amaxes) = self.amax.split(results);
-        let (states, compute) = results.split_at_mut(3);
-        let [p, m, v] = states else { unreachable!("three results") };
-        let (p0, m0, v0, g) = (inputs[0].data, inputs[1].data, inputs[2].data, inputs[3].data);
-        for i in 0..p0.len() {
-            let fall;
-            (m.data[i], v.data[i], fall) = step.next(m0[i], v0[i], g[i] * step.scale);
-            p.data[i] = p0[i] * keep - fall;
-        }
-        if let Some(compute) = compute.first_mut() {
-            compute.data.copy_from_slice(p.data);
-        }
-        self.amax.reference(results, amaxes);
+        let keep = T::from_f64(1.0 - inputs[6].data[0].to_f64() * self.weight_decay.0);
+        let numbers = [self.beta1, self.beta2, self.eps];
+        adam_reference(numbers, &self.amax, inputs, results, |step, [p, m, v, g]| {
+            let (m, v, fall) = step.next(m, v, g * step.scale);
+            [p * keep - fall, m, v]
+        });
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
-        &[(0, 0), (1, 1), (2, 2)]
+        &[(0, 0), (1, 1), (2, 2), (3, 3)]
     }
 
     fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
@@ -192,18 +227,21 @@ impl OpDef for AdamW {
 pub(crate) fn adam_samples<O: OpDef>(op: impl Fn(Option<DType>, Amaxes) -> O) -> Vec<Sample> {
     let amaxes = |pieces| Amaxes { of: vec![0], pieces };
     let bf16 = Some(DType::Bf16);
+    let skipped = |sample: Sample| sample.fill(7, Values::Zero);
     vec![
         adam_sample(op(None, Amaxes::default()), &[4, 6]),
         adam_sample(op(None, Amaxes::default()), &[5]),
         adam_sample(op(bf16, Amaxes::default()), &[4, 6]),
         adam_sample(op(bf16, amaxes(vec![])), &[4, 6]),
         adam_sample(op(None, amaxes(vec![(0, 2), (1, 3)])), &[4, 6]),
+        skipped(adam_sample(op(bf16, amaxes(vec![])), &[4, 6])),
     ]
 }
 
 fn adam_sample(op: impl OpDef, shape: &[u64]) -> Sample {
-    (4..7).fold(
-        Sample::floats(op, &[shape, shape, shape, shape, &[], &[], &[]]).fill(2, Values::Positive),
-        |sample, i| sample.fill(i, Values::Positive),
-    )
+    let shapes = [shape, shape, shape, &[], shape, &[], &[], &[]];
+    [2, 3, 5, 6]
+        .into_iter()
+        .fold(Sample::floats(op, &shapes), |sample, i| sample.fill(i, Values::Positive))
+        .fill(7, Values::One)
 }

@@ -13,6 +13,8 @@ impl SampleInput {
         let value = |i: u64| match self.values {
             Values::Random => 2.0 * stream.uniform(i) - 1.0,
             Values::Positive => 0.5 + stream.uniform(i),
+            Values::One => 1.0,
+            Values::Zero => 0.0,
             Values::Ids(n) => f64::from(stream.word(i) % n),
         };
         let data = (0..self.ty.n_elements()).map(|it| T::from_f64(value(it))).collect();

@@ -1,9 +1,12 @@
-//! `clip_scale`: what gradients of the *summed* loss are multiplied with: one over the number of
-//! tokens, and less where the norm of the mean's gradient is over a limit.
+//! `clip_scale`: the factor by which the optimizer multiplies gradients of the *summed* loss, and the decision whether
+//! it applies them.
+//!
+//! The factor is one over the number of tokens, and smaller if the norm of the mean's gradient is over a limit.
 //!
 //! ```text
 //! grad_norm = sqrt(sumsq) / n                                    n = max(count, 1)
 //! scale = (1 / n) * min(1, max_norm / (grad_norm + 1e-6))        torch.nn.utils.clip_grad_norm_
+//! applied = NaN if the loss or the norm is not finite, else 0 if no token counts, else 1
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -16,7 +19,8 @@ use crate::ops::{
 use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
 
-/// See the [module docs](self). Operands: `sumsq`, `count`; results: `scale`, `grad_norm`; scalars.
+/// See the [module docs](self). Operands: `sumsq`, `count`, and the summed `loss`; results: `scale`, `grad_norm`,
+/// `applied`; scalars.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClipScale {
@@ -32,11 +36,10 @@ impl ClipScale {
 
 impl OpDef for ClipScale {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        arity(inputs, 2)?;
-        scalar(inputs, 0)?;
-        scalar(inputs, 1)?;
+        arity(inputs, 3)?;
+        (0..3).try_for_each(|it| scalar(inputs, it))?;
         let res = TensorType::scalar(DType::F32);
-        Ok(smallvec![res.clone(), res])
+        Ok(smallvec![res.clone(), res.clone(), res])
     }
 
     fn numbers(&self) -> Numbers {
@@ -44,7 +47,7 @@ impl OpDef for ClipScale {
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        Factors::new(", -> ,", inputs, results)
+        Factors::new(", , -> , , ", inputs, results)
     }
 
     fn reference<T: Real>(
@@ -53,21 +56,31 @@ impl OpDef for ClipScale {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
-        let (sumsq, count) = (inputs[0].data[0].to_f64(), inputs[1].data[0].to_f64().max(1.0));
+        let [sumsq, counted, loss] = [0, 1, 2].map(|it| inputs[it].data[0].to_f64());
+        let count = counted.max(1.0);
         let norm = sumsq.sqrt() / count;
         let ratio = self.max_norm.map_or(1.0, |it| it.0 / (norm + 1e-6));
         // Written so that a norm that is no number gives a scale that is none.
         let clip = if ratio > 1.0 { 1.0 } else { ratio };
         results[0].data[0] = T::from_f64(clip / count);
         results[1].data[0] = T::from_f64(norm);
+        let applied = match norm.is_finite() && loss.is_finite() {
+            true => f64::from(u8::from(counted > 0.0)),
+            false => f64::NAN,
+        };
+        results[2].data[0] = T::from_f64(applied);
     }
 
     fn samples() -> Vec<Sample> {
-        let sample = |max_norm: Option<f64>| {
-            Sample::floats(ClipScale { max_norm: max_norm.map(Number) }, &[&[], &[]])
+        let sample = |max_norm: Option<f64>, count: Values| {
+            Sample::floats(ClipScale { max_norm: max_norm.map(Number) }, &[&[], &[], &[]])
                 .fill(0, Values::Positive)
-                .fill(1, Values::Positive)
+                .fill(1, count)
         };
-        vec![sample(None), sample(Some(0.5))]
+        vec![
+            sample(None, Values::Positive),
+            sample(Some(0.5), Values::Positive),
+            sample(None, Values::Zero),
+        ]
     }
 }

@@ -35,6 +35,9 @@ pub struct Factors {
     pub linear: Linear,
     /// Operands that are added to result 0 as they are: where it is a partial sum, so are they.
     pub addends: SmallVec<[u8; 2]>,
+    /// Results that follow from operands without factors alone, so that every coordinate makes them alike, whatever is
+    /// sharded.
+    pub alike: SmallVec<[u8; 1]>,
 }
 
 /// A dimension of the op's iteration space.
@@ -152,6 +155,7 @@ impl Factors {
             reduce: smallvec![ReduceOp::Sum; results.len()],
             linear: Linear::No,
             addends: SmallVec::new(),
+            alike: SmallVec::new(),
         };
         for (spec, ty) in lhs.split(',').zip(inputs) {
             let dims = res.read(spec, sizes, ty);
@@ -262,6 +266,12 @@ impl Factors {
     /// Result `index` is reduced with `op` over sharded factors that it lacks.
     pub fn reduce(mut self, index: usize, op: ReduceOp) -> Factors {
         self.reduce[index] = op;
+        self
+    }
+
+    /// Result `index` follows from operands without factors alone.
+    pub fn alike(mut self, index: usize) -> Factors {
+        self.alike.push(index as u8);
         self
     }
 
@@ -411,6 +421,9 @@ impl Factors {
     fn reduced(&self, index: usize, assignment: &Assignment) -> AxisSet {
         let dims = &self.results[index];
         let mut res = assignment.partial;
+        if self.alike.iter().any(|&it| it as usize == index) {
+            return res;
+        }
         for (i, layout) in assignment.layouts.iter().enumerate() {
             if !layout.is_whole() && !dims.iter().flatten().any(|&it| it as usize == i) {
                 res = res.union(layout.axes().collect());

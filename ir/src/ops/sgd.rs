@@ -2,12 +2,16 @@
 //!
 //! ```text
 //! g = g * scale + weight_decay * p
-//! buf = momentum * buf + g, or g in step 1            p -= lr * buf, or lr * g without momentum
+//! buf = momentum * buf + g                  p -= lr * buf, or lr * g without momentum
 //! ```
+//!
+//! The buffer starts as zero, so that it is the first gradient after the first update, as in PyTorch. Where `applied`
+//! is not 1, nothing changes.
 
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
+use crate::ops::adamw::is_applied;
 use crate::ops::{
     Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, TypeError, Types, Values, View,
     ViewMut, arity, is_default, same_shape, scalar,
@@ -16,7 +20,7 @@ use crate::range::{Ranged, RealRange};
 use crate::types::TensorType;
 
 /// See the [module docs](self). Operands: `p`, `buf` if there is momentum, `g`, `scale`, `lr`,
-/// `step`; results: `p`, and `buf` if there is momentum.
+/// `applied`; results: `p`, and `buf` if there is momentum.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sgd {
@@ -74,16 +78,18 @@ impl OpDef for Sgd {
         _cx: &LocalCx<'_>,
     ) {
         let n = self.n_states();
-        let [scale, lr, step] = [1, 2, 3].map(|it| inputs[n + it].data[0]);
-        let first = step.to_f64() < 1.5;
+        let [scale, lr] = [1, 2].map(|it| inputs[n + it].data[0]);
+        let applied = is_applied(inputs);
         let (momentum, decay) = (T::from_f64(self.momentum.0), T::from_f64(self.weight_decay.0));
         let (p0, g) = (inputs[0].data, inputs[n].data);
         for i in 0..p0.len() {
+            if !applied {
+                (0..n).for_each(|it| results[it].data[i] = inputs[it].data[i]);
+                continue;
+            }
             let mut fall = g[i] * scale + decay * p0[i];
             if n == 2 {
-                if !first {
-                    fall = momentum * inputs[1].data[i] + fall;
-                }
+                fall = momentum * inputs[1].data[i] + fall;
                 results[1].data[i] = fall;
             }
             results[0].data[i] = p0[i] - lr * fall;
@@ -95,14 +101,18 @@ impl OpDef for Sgd {
     }
 
     fn samples() -> Vec<Sample> {
-        let positive = |sample: Sample, from: usize| {
-            (from..from + 3).fold(sample, |sample, i| sample.fill(i, Values::Positive))
-        };
         let plain = Sgd::default();
         let heavy = Sgd { momentum: 0.9.into(), weight_decay: 0.1.into() };
+        let numbers = |sample: Sample, from: usize, applied: Values| {
+            let sample = (from..from + 2).fold(sample, |it, i| it.fill(i, Values::Positive));
+            sample.fill(from + 2, applied)
+        };
+        let small = Sample::floats(plain, &[&[4, 6], &[4, 6], &[], &[], &[]]);
+        let large = Sample::floats(heavy, &[&[5], &[5], &[5], &[], &[], &[]]);
         vec![
-            positive(Sample::floats(plain, &[&[4, 6], &[4, 6], &[], &[], &[]]), 2),
-            positive(Sample::floats(heavy, &[&[5], &[5], &[5], &[], &[], &[]]), 3),
+            numbers(small, 2, Values::One),
+            numbers(large.clone(), 3, Values::One),
+            numbers(large, 3, Values::Zero),
         ]
     }
 }

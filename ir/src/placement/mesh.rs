@@ -70,6 +70,9 @@ impl Mesh {
         Mesh { axes: axes.iter().map(axis).collect() }
     }
 
+    /// The most ranks of a mesh. Costs of collectives are computed from the node of each rank.
+    pub const MAX_RANKS: u32 = 1 << 20;
+
     /// Whether names are distinct and can be written in a layout, and sizes make sense.
     pub fn validate(&self) -> Result<(), PlacementError> {
         let mut ranks = 1_u32;
@@ -77,8 +80,8 @@ impl Mesh {
             ranks = ranks.saturating_mul(axis.size);
             let why = if axis.size == 0 {
                 "an axis needs at least one coordinate"
-            } else if ranks == u32::MAX {
-                "with it the mesh has more ranks than can be numbered; use smaller axes"
+            } else if ranks > Mesh::MAX_RANKS {
+                "with it the mesh has more than 2^20 ranks, the most that planc plans for; use smaller axes"
             } else if i >= AxisSet::MAX_AXES {
                 "a mesh has at most 16 axes; join some of them"
             } else if !is_axis_name(&axis.name) {

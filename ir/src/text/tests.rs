@@ -398,8 +398,8 @@ fn errors_say_where_and_what_was_expected() {
     check_error(
         "plan @g phase=planned mesh=(a=4000000000, b=4000000000, c=4000000000) {\n}\n",
         "(a=4000000000, b=4000000000, c=4000000000)",
-        "mesh axis `b` of size 4000000000: with it the mesh has more ranks than can be numbered; \
-         use smaller axes",
+        "mesh axis `a` of size 4000000000: with it the mesh has more than 2^20 ranks, the most that planc plans \
+         for; use smaller axes",
     );
     check_error(
         &graph("input %x : f16[4] @ [dp]"),

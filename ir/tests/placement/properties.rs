@@ -417,8 +417,8 @@ fn impossible_meshes_are_errors() {
     );
     check_error(
         Mesh::new(&[("dp", 1 << 20), ("tp", 1 << 20)]).validate(),
-        "mesh axis `tp` of size 1048576: with it the mesh has more ranks than can be numbered; use \
-         smaller axes",
+        "mesh axis `tp` of size 1048576: with it the mesh has more than 2^20 ranks, the most that \
+         planc plans for; use smaller axes",
     );
     check_error(
         Mesh::new(&[("dp", 2), ("dp", 2)]).validate(),

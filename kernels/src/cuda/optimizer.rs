@@ -1,13 +1,14 @@
 //! Launch for `adamw`, `adam` and `sgd`: one for all tensors of a batch.
 //!
 //! ```text
-//! table       12 words for each tensor: p m v g, then p m v compute and the amax of p as results, elements,
-//!             decay, first chunk
+//! table       14 words for each tensor: p m v g, then p m v compute and the amax of p as results, elements,
+//!             decay, first chunk, then t as operand and result
 //!             1 word for each chunk of a tensor: which tensor, and in the upper half which chunk of it
 //! workspace   the amax of each chunk, if those of tensors are asked for
 //! ```
 //!
-//! `scale`, `lr` and `step` are those of the first call.
+//! `scale`, `lr` and `applied` are those of the first call. A last launch counts the update in each `t`, which
+//! blocks of the one before read.
 
 use ir::{DType, Op};
 
@@ -20,13 +21,15 @@ pub(super) const CHUNK: u64 = 32768;
 /// Threads of a block; `THREADS` of both.
 pub(super) const BLOCK: u32 = 256;
 /// Words of a tensor in the table.
-const WORDS: usize = 12;
+const WORDS: usize = 14;
 
 /// What differs between the optimizers.
 struct Step {
     entry: &'static str,
     /// How many of `p`, `m`, `v` there are.
     states: usize,
+    /// Whether `t` follows them.
+    counts: bool,
     /// Its numbers.
     numbers: Vec<Arg>,
 }
@@ -34,8 +37,9 @@ struct Step {
 pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
     let call = &calls[0];
     let step = step(call)?;
-    let n = step.states;
-    (n + 1..n + 4).try_for_each(|index| need(call, index, DType::F32))?;
+    let grad = step.grad();
+    (step.states..grad).try_for_each(|index| need(call, index, DType::F32))?;
+    (grad + 1..grad + 4).try_for_each(|index| need(call, index, DType::F32))?;
     let amaxes = call.op.amaxes().filter(|it| !it.is_none());
     if let Some(amaxes) = amaxes {
         if amaxes.of != [0] {
@@ -43,12 +47,12 @@ pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         }
         calls.iter().try_for_each(|it| amax::places(it, amaxes).map(drop))?;
     }
-    let table = table(calls, n);
+    let table = table(calls, &step);
     let n_chunks: u64 = chunks(calls).map(Word::n).sum();
-    let defines = defines(call, n);
+    let defines = defines(call, &step);
     let chunks = Pointer::Table((WORDS * calls.len()) as u32);
     let mut args = vec![Arg::Pointer(Pointer::Table(0)), Arg::Pointer(chunks)];
-    args.extend((n + 1..n + 4).map(arg));
+    args.extend((grad + 1..grad + 4).map(arg));
     args.extend(step.numbers);
     let function = |entry| Function { source: "optimizer.cu", defines: defines.clone(), entry };
     let parts = if amaxes.is_some() { Arg::Pointer(Pointer::Workspace(0)) } else { null() };
@@ -66,13 +70,28 @@ pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         // Never empty, so that the pointer to it is one.
         res.workspace = (4 * n_chunks.max(1)).next_multiple_of(256);
     }
+    if step.counts {
+        let n = calls.len() as u64;
+        let args = vec![Arg::Pointer(Pointer::Table(0)), arg(grad + 3), Arg::I64(n as i64)];
+        let grid = grid(call, n.div_ceil(u64::from(BLOCK)))?;
+        res.work.push(launch(function("count"), grid, BLOCK, args));
+    }
     Ok(res)
+}
+
+impl Step {
+    /// The operand that is the gradient, behind all that is replaced. It is also the number of the first result that is
+    /// no new state.
+    fn grad(&self) -> usize {
+        self.states + usize::from(self.counts)
+    }
 }
 
 fn step(call: &OpCall<'_>) -> Result<Step, Unsupported> {
     let adam = |entry, [beta1, beta2, eps]: [f64; 3]| Step {
         entry,
         states: 3,
+        counts: true,
         numbers: vec![double(beta1), double(beta2), Arg::F32(eps as f32)],
     };
     match call.op {
@@ -80,7 +99,12 @@ fn step(call: &OpCall<'_>) -> Result<Step, Unsupported> {
         Op::Adam(it) => Ok(adam("adam", [it.beta1.0, it.beta2.0, it.eps.0])),
         Op::Sgd(it) => {
             let states = if it.momentum.0 == 0.0 { 1 } else { 2 };
-            Ok(Step { entry: "sgd", states, numbers: vec![Arg::F32(it.momentum.0 as f32)] })
+            Ok(Step {
+                entry: "sgd",
+                states,
+                counts: false,
+                numbers: vec![Arg::F32(it.momentum.0 as f32)],
+            })
         }
         _ => Err(Unsupported::new(call, "it has none")),
     }
@@ -96,15 +120,16 @@ fn weight_decay(op: &Op) -> f64 {
 }
 
 /// What a tensor has not is declared as f32 and not touched.
-fn defines(call: &OpCall<'_>, states: usize) -> Vec<String> {
+fn defines(call: &OpCall<'_>, step: &Step) -> Vec<String> {
+    let states = step.states;
     let state = |index: usize| if index < states { call.args[index].dtype } else { DType::F32 };
     let mut res = vec![
         typed("P", state(0)),
         typed("M", state(1)),
         typed("V", state(2)),
-        typed("G", call.args[states].dtype),
+        typed("G", call.args[step.grad()].dtype),
     ];
-    if let Some(compute) = own(call).get(states) {
+    if let Some(compute) = own(call).get(step.grad()) {
         res.push(typed("COMPUTE", compute.dtype));
     }
     if own(call).len() < call.results.len() {
@@ -121,7 +146,8 @@ fn own<'a>(call: &OpCall<'a>) -> &'a [Operand] {
     call.op.amaxes().map_or(call.results, |it| it.own(call.results))
 }
 
-fn table(calls: &[OpCall<'_>], states: usize) -> Vec<Word> {
+fn table(calls: &[OpCall<'_>], step: &Step) -> Vec<Word> {
+    let (states, grad) = (step.states, step.grad());
     let mut res = Vec::new();
     let (mut args, mut results, mut first_chunk) = (0, 0, 0);
     for call in calls {
@@ -136,13 +162,17 @@ fn table(calls: &[OpCall<'_>], states: usize) -> Vec<Word> {
             false => Word::Value(0),
         };
         res.extend((0..3).map(|it| or_nothing(it, given(it))));
-        res.push(given(states));
+        res.push(given(grad));
         res.extend((0..3).map(|it| or_nothing(it, made(it, n_own))));
-        res.push(made(states, n_own));
+        res.push(made(grad, n_own));
         res.push(made(n_own, call.results.len()));
         res.push(Word::Value(elements(&call.args[0])));
         res.push(Word::Value(weight_decay(call.op).to_bits()));
         res.push(Word::Value(first_chunk));
+        match step.counts {
+            true => res.extend([given(states), made(states, n_own)]),
+            false => res.extend([Word::Value(0), Word::Value(0)]),
+        }
         first_chunk += elements(&call.args[0]).div_ceil(CHUNK);
         args += call.args.len();
         results += call.results.len();

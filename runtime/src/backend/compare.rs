@@ -3,6 +3,7 @@
 //! After each instruction the reference takes over what the tested backend made, so that one wrong
 //! kernel is named once and does not spoil what follows. Slow: a debugging aid (`--compare cpu`).
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
@@ -204,6 +205,16 @@ impl Backend for CompareBackend {
 
     fn read_at(&self, buffer: Buffer, offset: usize, bytes: &mut [u8]) -> Result<(), RunError> {
         self.tested.read_at(buffer, offset, bytes)
+    }
+
+    fn keep(&mut self, parts: &[Range<usize>]) -> Result<(), RunError> {
+        self.tested.keep(parts)?;
+        self.reference.keep(parts)
+    }
+
+    fn restore(&mut self) -> Result<(), RunError> {
+        self.tested.restore()?;
+        self.reference.restore()
     }
 
     fn broadcast(&mut self, buffer: Buffer, comm: Comm, root: usize) -> Result<(), RunError> {

@@ -7,6 +7,7 @@
 //! [`CpuOptions::check`], what no op has written is NaN, and padding must stay zero.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,6 +51,8 @@ pub struct CpuBackend {
     at: Option<At>,
     /// Bytes of the step's arena in which something is carried to `update`, in order.
     carried: Vec<(usize, usize)>,
+    /// Parts of the persistent arena as they were, each with its first byte.
+    kept: Vec<(usize, Vec<u8>)>,
     /// Of the section at work, or that ran last, while times are kept.
     times: Option<Times>,
 }
@@ -113,6 +116,7 @@ impl CpuBackend {
             posts: Vec::new(),
             at: None,
             carried,
+            kept: Vec::new(),
             times: None,
         }
     }
@@ -373,6 +377,20 @@ impl Backend for CpuBackend {
     fn read_at(&self, buffer: Buffer, offset: usize, bytes: &mut [u8]) -> Result<(), RunError> {
         let all = self.memory.bytes(&self.plan.buffers[buffer]);
         bytes.copy_from_slice(&all[offset..offset + bytes.len()]);
+        Ok(())
+    }
+
+    fn keep(&mut self, parts: &[Range<usize>]) -> Result<(), RunError> {
+        let all = self.memory.persistent.all();
+        self.kept = parts.iter().map(|it| (it.start, all[it.clone()].to_vec())).collect();
+        Ok(())
+    }
+
+    fn restore(&mut self) -> Result<(), RunError> {
+        let all = self.memory.persistent.all_mut();
+        for (start, bytes) in &self.kept {
+            all[*start..start + bytes.len()].copy_from_slice(bytes);
+        }
         Ok(())
     }
 

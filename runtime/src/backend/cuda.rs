@@ -24,6 +24,7 @@ pub mod watch;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -121,6 +122,8 @@ pub struct CudaBackend {
     /// What is marked, by section and instruction, for reports of failures.
     names: BTreeMap<(PlanSection, usize), String>,
     warnings: Vec<String>,
+    /// Parts of the persistent arena as they were.
+    kept: Option<Kept>,
     /// While times are kept.
     times: Option<Times>,
     /// Streams or communicators did not end: nothing here may be freed any more.
@@ -128,6 +131,13 @@ pub struct CudaBackend {
     /// The section that was begun last.
     running: PlanSection,
     at: Option<At>,
+}
+
+/// A copy of parts of the persistent arena, one behind the other.
+#[derive(Debug)]
+struct Kept {
+    parts: Vec<Range<usize>>,
+    memory: DeviceMemory,
 }
 
 /// What is ready of a section.
@@ -211,6 +221,7 @@ impl CudaBackend {
             options,
             names: names(plan),
             warnings: Vec::new(),
+            kept: None,
             times: None,
             stuck: false,
             running: PlanSection::Prepare,
@@ -225,6 +236,19 @@ impl CudaBackend {
 
     fn address(&self, buffer: Buffer) -> u64 {
         self.memory.address(&self.bound.buffers[buffer])
+    }
+
+    /// Copies each part that is kept; `way` orders its addresses in the arena and in the copy, source first.
+    fn copy_kept(&self, way: impl Fn(u64, u64) -> (u64, u64)) -> Result<(), RunError> {
+        let Some(Kept { parts, memory }) = &self.kept else { return Ok(()) };
+        let mut copy = memory.address;
+        for part in parts {
+            let arena = self.memory.arenas[Arena::Persistent as usize] + part.start as u64;
+            let (from, to) = way(arena, copy);
+            self.streams[0].copy(from, to, part.len() as u64)?;
+            copy += part.len() as u64;
+        }
+        self.streams[0].synchronize()
     }
 
     /// Marks where an instruction starts, while times are kept.
@@ -366,7 +390,7 @@ impl CudaBackend {
         let bound = self.bound.clone();
         graph::begin(&self.streams[0])?;
         let forked = self.fork();
-        let issued = forked.and_then(|()| exec::issue(&bound, section, self));
+        let issued = forked.and_then(|()| exec::issue(&bound.sections[section as usize], self));
         let joined = issued.and_then(|()| self.join());
         let made = graph::end(&self.streams[0]);
         joined.and(made)
@@ -482,6 +506,19 @@ impl Backend for CudaBackend {
     fn read_at(&self, buffer: Buffer, offset: usize, bytes: &mut [u8]) -> Result<(), RunError> {
         assert!(offset + bytes.len() <= self.bound.buffers[buffer].bytes(), "within the buffer");
         self.staging.borrow_mut().read(self.address(buffer) + offset as u64, bytes)
+    }
+
+    fn keep(&mut self, parts: &[Range<usize>]) -> Result<(), RunError> {
+        if self.kept.as_ref().is_none_or(|it| it.parts != parts) {
+            let bytes = parts.iter().map(|it| it.len() as u64).sum();
+            let memory = DeviceMemory::new(bytes)?;
+            self.kept = Some(Kept { parts: parts.to_vec(), memory });
+        }
+        self.copy_kept(|arena, copy| (arena, copy))
+    }
+
+    fn restore(&mut self) -> Result<(), RunError> {
+        self.copy_kept(|arena, copy| (copy, arena))
     }
 
     fn broadcast(&mut self, buffer: Buffer, comm: Comm, root: usize) -> Result<(), RunError> {

@@ -74,6 +74,8 @@ pub(crate) struct Loaded {
     pub step: u64,
     /// The next sample.
     pub sample: u64,
+    /// Whether the last step was finite.
+    finite: bool,
     /// The seed that it was saved with.
     pub seed: Option<u64>,
     /// What the user should know.
@@ -159,6 +161,7 @@ impl Loaded {
             layout,
             step: 0,
             sample: 0,
+            finite: true,
             seed: None,
             warnings,
             source: Arc::new(Files { checkpoint, keys }),
@@ -194,6 +197,14 @@ impl Loaded {
         let sample = self.source.count("planc.sample")?;
         self.sample = sample.unwrap_or_else(|| self.step.saturating_mul(batch));
         self.seed = self.source.integer("planc.seed")?;
+        self.finite = self.source.count("planc.finite")? != Some(0);
+        if !self.finite {
+            self.warnings.push(format!(
+                "the loss or the gradients of step {} were not finite, so that it was skipped; its weights are those of \
+                 the step before. If steps go on being skipped, load an older checkpoint",
+                self.step
+            ));
+        }
         if let Some(next) =
             self.sample.checked_next_multiple_of(batch).filter(|&it| it != self.sample)
         {
@@ -355,7 +366,7 @@ impl Loaded {
 
     /// Where a run that loaded this is.
     pub(crate) fn at(&self, seed: u64) -> Position {
-        Position { step: self.step, sample: self.sample, seed }
+        Position { step: self.step, sample: self.sample, seed, finite: self.finite }
     }
 }
 
@@ -528,7 +539,7 @@ impl Matching<'_> {
     /// Numbers that are read elsewhere, and states that the plan has no use for.
     fn numbers(&mut self) {
         let known = |key: &str| {
-            ["planc.step", "planc.sample", "planc.seed"].contains(&key)
+            ["planc.step", "planc.sample", "planc.seed", "planc.finite"].contains(&key)
                 || key.starts_with("planc.schedule.")
         };
         let mut unused = Vec::new();

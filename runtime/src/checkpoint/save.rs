@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 use checkpoint::metadata::Metadata;
 use checkpoint::save::folder::{probe, wait_for_commit, wait_for_ranks};
 use checkpoint::save::{
-    Content, FileItem, FolderLock, Position, Progress, ShardFile, StepFolder, file_items, metadata,
-    run_id,
+    Content, FileItem, FolderLock, Keep, Position, Progress, ShardFile, StepFolder, file_items,
+    metadata, run_id,
 };
 use checkpoint::{CheckpointError, StoredType};
 use ir::checkpoint::{CheckpointLayout, Source};
@@ -96,6 +96,10 @@ pub(crate) struct Saver {
     options: SaveOptions,
     work: Work,
     pending: Option<JoinHandle<Written>>,
+    /// The step of the checkpoint that was saved last, or that training goes on from.
+    newest: Option<u64>,
+    /// The step of the newest checkpoint that a finite step followed, which shows that its weights are finite.
+    good: Option<u64>,
     /// Memory of copies that were written, to be used again.
     spare: Vec<Vec<u8>>,
     /// Whether the save that is under way, or was, is the last.
@@ -112,7 +116,7 @@ struct Work {
     folder: PathBuf,
     /// The lock of the folder, in the process of rank 0.
     lock: Option<Arc<FolderLock>>,
-    keep: Option<u64>,
+    keep: Option<Keep>,
     /// Steps of an abandoned history, which go once there is a new checkpoint.
     abandoned: Arc<Mutex<Vec<u64>>>,
     /// Tells this run from others that wrote into the folder.
@@ -147,7 +151,7 @@ impl Saver {
         let work = Work {
             folder: options.folder.clone(),
             lock: lock.map(Arc::new),
-            keep: options.keep,
+            keep: None,
             abandoned: Arc::default(),
             run,
             here: session.ranks_here().into(),
@@ -160,6 +164,8 @@ impl Saver {
             options: options.clone(),
             work,
             pending: None,
+            newest: None,
+            good: None,
             spare: Vec::new(),
             is_last: false,
         })
@@ -168,6 +174,18 @@ impl Saver {
     /// The checkpoints of these steps go once there is a new one.
     pub(crate) fn abandon(&mut self, steps: Vec<u64>) {
         self.work.abandoned = Arc::new(Mutex::new(steps));
+    }
+
+    /// The checkpoint that training goes on from.
+    pub(crate) fn went_on_from(&mut self, step: u64) {
+        self.newest = Some(step);
+    }
+
+    /// Notes that another step was done, whose loss and gradients were finite or not.
+    pub(crate) fn followed_by(&mut self, finite: bool) {
+        if finite {
+            self.good = self.newest;
+        }
     }
 
     /// Where the checkpoint of a step will be.
@@ -196,6 +214,10 @@ impl Saver {
         let began = Instant::now();
         self.finish(told)?;
         self.is_last = is_last;
+        // While steps are not finite, an older checkpoint may be the last that is of use.
+        let newest = self.options.keep.filter(|_| position.finite);
+        self.work.keep = newest.map(|newest| Keep { newest, good: self.good });
+        self.newest = Some(position.step);
         let folder = StepFolder::new(&self.work.folder, position.step, &self.work.run);
         let started = self.work.start(&folder);
         if let Err(error) = started {

@@ -217,7 +217,7 @@ fn reductions_are_reproducible_and_rounded_once() {
             let session = session_with_order(&builder.plan, order_seed);
             session.write("in", &values).expect("written");
             for step in 1..5 {
-                session.start_step(0.0, step).expect("runs");
+                session.start_step(0.0).expect("runs");
                 session.micro_batch(&Default::default(), step, 0).expect("runs");
                 for name in ["reduced", "scattered"] {
                     let found = session.read(name).expect("read").data;

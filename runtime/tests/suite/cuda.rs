@@ -1,5 +1,6 @@
 //! What of the CUDA backend needs no GPU.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ir::ops::{AdamW, Add, SumSquares};
@@ -51,7 +52,7 @@ impl Optimizer {
     fn new() -> Optimizer {
         let mut builder = PlanBuilder::new(mesh("1"));
         let mut scalar = |name: &str| builder.buffer(name, Role::Input, DType::F32, &[], "[]");
-        let scalars = ["scale", "lr", "step"].map(&mut scalar).to_vec();
+        let scalars = ["scale", "lr", "applied"].map(&mut scalar).to_vec();
         Optimizer { builder, scalars }
     }
 
@@ -62,6 +63,7 @@ impl Optimizer {
     /// An AdamW of a new parameter with this gradient; its parameter.
     fn adamw(&mut self, g: Buffer, weight_decay: f64) -> Buffer {
         let [p, m, v] = ["p", "m", "v"].map(|it| self.state(it));
+        let t = self.builder.buffer("t", Role::State, DType::F32, &[], "[]");
         let op = AdamW {
             beta1: 0.9.into(),
             beta2: 0.95.into(),
@@ -70,8 +72,8 @@ impl Optimizer {
             compute: None,
             amax: Default::default(),
         };
-        let args = [&[p, m, v, g][..], &self.scalars].concat();
-        self.builder.compute(Op::from(op), &args, &[p, m, v]);
+        let args = [&[p, m, v, t, g][..], &self.scalars].concat();
+        self.builder.compute(Op::from(op), &args, &[p, m, v, t]);
         p
     }
 }
@@ -178,6 +180,12 @@ impl Backend for Noting {
     }
     fn write_at(&mut self, _: Buffer, _: usize, _: &[u8]) -> Result<(), RunError> {
         self.note("write_at")
+    }
+    fn keep(&mut self, _: &[Range<usize>]) -> Result<(), RunError> {
+        Ok(())
+    }
+    fn restore(&mut self) -> Result<(), RunError> {
+        Ok(())
     }
     fn read_at(&self, _: Buffer, _: usize, _: &mut [u8]) -> Result<(), RunError> {
         Ok(())

@@ -2,6 +2,7 @@
 //! processes of which one is killed. Their backend moves no data.
 
 use std::net::TcpListener;
+use std::ops::Range;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -68,6 +69,12 @@ impl Backend for Fake {
         Ok(())
     }
     fn write_at(&mut self, _: Buffer, _: usize, _: &[u8]) -> Result<(), RunError> {
+        Ok(())
+    }
+    fn keep(&mut self, _: &[Range<usize>]) -> Result<(), RunError> {
+        Ok(())
+    }
+    fn restore(&mut self) -> Result<(), RunError> {
         Ok(())
     }
     /// 1.5 everywhere.

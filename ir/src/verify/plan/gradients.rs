@@ -13,7 +13,8 @@
 //! update   %w, %w.exp_avg, .. = adamw %w, %w.exp_avg, .., %that, ..
 //! ```
 //!
-//! Parameters are written by their optimizer alone.
+//! Parameters are written by their optimizer alone. It scales its gradient by the factor that `clip_scale` makes, and
+//! changes them only on the condition that `clip_scale` makes.
 //!
 //! Several parameters may train with one gradient. The weights of `y = x A^T + x B^T` have the same gradient, and so do
 //! two biases that are added to one sum; the planner computes it once. Each of their optimizers still gets it once, and
@@ -196,12 +197,14 @@ fn norm(cx: &mut Cx<'_>, flow: &Flow, updates: &[(At, Update)]) {
     let plan = cx.plan;
     let section = plan.section(PlanSection::Update);
     let scale = section.iter().enumerate().find_map(|(index, it)| match it {
-        Instruction::Compute { op: Op::ClipScale(_), args, .. } => Some((index, args[0])),
+        Instruction::Compute { op: Op::ClipScale(_), args, results, .. } => {
+            Some((index, args[0], [results[0], results[2]]))
+        }
         _ => None,
     });
     let squares =
         |it: &Instruction| matches!(it, Instruction::Compute { op: Op::SumSquares(_), .. });
-    let Some((scale, sum)) = scale else {
+    let Some((scale, sum, scale_and_applied)) = scale else {
         if let Some(index) = section.iter().position(squares) {
             cx.instruction(PROPERTY, (PlanSection::Update, index), "is in no norm".into());
         }
@@ -242,6 +245,15 @@ fn norm(cx: &mut Cx<'_>, flow: &Flow, updates: &[(At, Update)]) {
     let mut trained: SecondaryMap<Buffer, u64> = SecondaryMap::new();
     updates.iter().for_each(|it| trained[it.1.grad] += 1);
     for (at, update) in updates {
+        if update.scale_and_applied != scale_and_applied {
+            let [scale, applied] = update.scale_and_applied.map(|it| cx.name(it));
+            let [other, condition] = scale_and_applied.map(|it| cx.name(it));
+            let message = format!(
+                "scales its gradient by %{scale} on condition of %{applied}, and `clip_scale` makes %{other} and \
+                 %{condition} for that"
+            );
+            cx.instruction(PROPERTY, *at, message);
+        }
         let (n, of) = (counted[update.grad], trained[update.grad]);
         if n != of {
             let name = cx.name(update.grad);

@@ -83,7 +83,7 @@ impl Batch {
 /// How many of an op's last operands are one value for all calls of a batch.
 fn n_shared(op: &Op) -> usize {
     match op {
-        // The factor of gradients, the learning rate, the step.
+        // The factor of gradients, the learning rate, whether the update is applied.
         Op::AdamW(_) | Op::Adam(_) | Op::Sgd(_) => 3,
         // Others batch whole tensors, or not at all.
         _ => 0,

@@ -13,7 +13,7 @@ use kernels::Proved;
 use super::*;
 use crate::session::SessionOptions;
 
-const POSITION: Position = Position { step: 2, sample: 16, seed: 0 };
+const POSITION: Position = Position { step: 2, sample: 16, seed: 0, finite: true };
 
 /// Four ranks with ten numbers between them, and three that all have.
 fn session() -> Session {

@@ -474,20 +474,23 @@ fn attention() -> Vec<Case> {
 fn optimizers() -> Vec<Case> {
     let mut res = Vec::new();
     let (beta1, beta2, eps) = (0.9.into(), 0.95.into(), 1e-8.into());
-    let scalars = |sample: Sample| {
+    // The last of three scalars says whether the update is applied.
+    let scalars = |sample: Sample, applied: Values| {
         let n = sample.inputs.len();
-        (n - 3..n).fold(sample, |sample, i| sample.fill(i, Values::Positive))
+        let sample = (n - 3..n - 1).fold(sample, |it, i| it.fill(i, Values::Positive));
+        sample.fill(n - 1, applied)
     };
-    let adam = |op: Op, n: u64| {
+    let adam = |op: Op, n: u64, applied: Values| {
         let x: &[u64] = &[n];
-        scalars(Sample::floats(op, &[x, x, x, x, &[], &[], &[]]).fill(2, Values::Positive))
+        let sample = Sample::floats(op, &[x, x, x, &[], x, &[], &[], &[]]);
+        scalars(sample.fill(2, Values::Positive).fill(3, Values::Positive), applied)
     };
-    let sgd = |momentum: f64, n: u64| {
+    let sgd = |momentum: f64, n: u64, applied: Values| {
         let x: &[u64] = &[n];
         let op = Sgd { momentum: momentum.into(), weight_decay: 0.1.into() };
         let states = if momentum == 0.0 { 2 } else { 3 };
         let shapes = [vec![x; states], vec![&[]; 3]].concat();
-        scalars(Sample::floats(op, &shapes))
+        scalars(Sample::floats(op, &shapes), applied)
     };
     let sizes = [1u64, 7, 4096, 1_000_003, 8192, 12_289];
     let batch = |make: &dyn Fn(u64) -> Sample| {
@@ -504,17 +507,23 @@ fn optimizers() -> Vec<Case> {
         let amax = amaxes(of);
         // Each tensor may have a decay of its own.
         let decay = |n: u64| Number(if n.is_multiple_of(2) { 0.1 } else { 0.0 });
-        res.extend(batch(&|n| {
-            let (weight_decay, amax) = (decay(n), amax.clone());
-            adam(AdamW { beta1, beta2, eps, weight_decay, compute, amax }.into(), n)
-        }));
-        res.extend(batch(&|n| {
-            let (weight_decay, amax) = (decay(n), amax.clone());
-            adam(Adam { beta1, beta2, eps, weight_decay, compute, amax }.into(), n)
-        }));
+        for applied in [Values::One, Values::Zero] {
+            res.extend(batch(&|n| {
+                let (weight_decay, amax) = (decay(n), amax.clone());
+                let op = AdamW { beta1, beta2, eps, weight_decay, compute, amax };
+                adam(op.into(), n, applied)
+            }));
+            res.extend(batch(&|n| {
+                let (weight_decay, amax) = (decay(n), amax.clone());
+                let op = Adam { beta1, beta2, eps, weight_decay, compute, amax };
+                adam(op.into(), n, applied)
+            }));
+        }
     }
-    res.extend(batch(&|n| sgd(0.0, n)));
-    res.extend(batch(&|n| sgd(0.9, n)));
+    for applied in [Values::One, Values::Zero] {
+        res.extend(batch(&|n| sgd(0.0, n, applied)));
+        res.extend(batch(&|n| sgd(0.9, n, applied)));
+    }
     res.extend(batch(&|n| Sample::floats(SumSquares {}, &[&[n]])));
     res
 }

@@ -1,0 +1,140 @@
+//! Steps that are skipped: nothing of them is left, and the first number that is not finite is traced to its instruction.
+
+use std::collections::BTreeMap;
+
+use ir::plan::Role;
+use runtime::{Batch, Data, Session, Skip, StepReport};
+
+use crate::harness::{compile, start};
+
+/// A Llama of one layer with dims that all recipes take.
+const MODEL: &str = r#"Model(
+    name: "skipped",
+    batch: Global(4),
+    sequence: 32,
+    precision: (compute: bf16),
+    optimizer: AdamW(betas: (0.9, 0.95), weight_decay: 0.1),
+    schedule: (lr: 1e-2),
+    layers: [
+        Embedding(name: "embed", vocab: 64, dim: 64),
+        Repeat(n: 1, prefix: "layers", body: [
+            TransformerLayer(
+                norm: RmsNorm(eps: 1e-5),
+                attention: (heads: 2, rope: (theta: 10000)),
+                mlp: (ffn: 128, activation: swiglu),
+                bias: false,
+            ),
+        ]),
+        RmsNorm(name: "norm", eps: 1e-5),
+        LmHead(name: "lm_head"),
+        CrossEntropy(),
+    ],
+)"#;
+
+/// All that outlives a step, as bits, by name.
+fn state(session: &Session) -> BTreeMap<String, Vec<u32>> {
+    let kept = session.plan().buffers.values();
+    let kept = kept.filter(|it| matches!(it.role, Role::Param | Role::State));
+    let bits = |name: &str| {
+        session.read(name).unwrap().data.iter().map(|it| it.to_bits()).collect::<Vec<u32>>()
+    };
+    kept.map(|it| (it.name.clone(), bits(&it.name))).collect()
+}
+
+struct Run {
+    session: Session,
+    batches: Vec<Batch>,
+}
+
+impl Run {
+    fn new(mesh: &str, set: &[(&str, &str)]) -> Run {
+        let session = start(&compile(MODEL, mesh, set));
+        let data = Data::synthetic(&session.plan().run, 7);
+        Run { session, batches: (0..3).map(|it| data.batch(it).unwrap()).collect() }
+    }
+
+    fn step(&self, batch: usize) -> StepReport {
+        self.session.step(&self.batches[batch], 1e-2, batch as u64 + 1).unwrap()
+    }
+
+    /// A parameter with one value everywhere, and what it was.
+    fn fill(&self, param: &str, value: f32) -> Vec<f32> {
+        let before = self.session.read(param).unwrap().data;
+        self.session.write(param, &vec![value; before.len()]).unwrap();
+        self.session.prepare().unwrap();
+        before
+    }
+
+    fn put_back(&self, param: &str, values: &[f32]) {
+        self.session.write(param, values).unwrap();
+        self.session.prepare().unwrap();
+    }
+}
+
+#[track_caller]
+fn check(mesh: &str, set: &[(&str, &str)]) {
+    let what = format!("mesh {mesh}, {set:?}");
+    let [run, straight] = [(); 2].map(|()| Run::new(mesh, set));
+    for it in [&run, &straight] {
+        assert_eq!(it.step(0).skipped, None, "{what}");
+    }
+    let before = state(&run.session);
+    // An infinite weight of a norm makes all that follows infinite or no number.
+    let weight = run.fill("norm.weight", f32::INFINITY);
+    let report = run.step(1);
+    assert_eq!(report.skipped, Some(Skip::NonFinite), "{what}");
+    run.put_back("norm.weight", &weight);
+    for (name, before) in &before {
+        assert!(state(&run.session)[name] == *before, "{what}: `{name}` changed");
+    }
+    let nothing =
+        Batch { labels: vec![-100; run.batches[1].labels.len()], ..run.batches[1].clone() };
+    let report = run.session.step(&nothing, 1e-2, 2).unwrap();
+    assert_eq!(report.skipped, Some(Skip::NoLabels), "{what}");
+    assert!(state(&run.session) == before, "{what}: a step without labels changed something");
+    assert_eq!(run.step(2).results, straight.step(2).results, "{what}");
+    assert!(state(&run.session) == state(&straight.session), "{what}: after the next step");
+}
+
+#[test]
+fn a_step_that_is_skipped_leaves_no_trace() {
+    for mesh in ["1", "2x2"] {
+        check(mesh, &[]);
+        check(mesh, &[("recipe", "DelayedScaling(amax_history_len: 4)")]);
+        check(mesh, &[("recipe", "Float8CurrentScaling()")]);
+    }
+    let micro = [("micro_batches", "2"), ("recipe", "DelayedScaling(amax_history_len: 4)")];
+    check("2", &micro);
+    check("2", &[micro[0], micro[1], ("reduce_gradients", "LastMicroBatch")]);
+    check("2", &[("optimizer", "Sgd(momentum: 0.9)")]);
+    check("2", &[("optimizer", "Adam()"), ("micro_batches", "2")]);
+}
+
+/// Sums of 64 products with a weight of 3e38 are more than f32 or bf16 hold.
+#[test]
+fn the_first_number_that_is_not_finite_is_traced() {
+    for mesh in ["1", "2x2"] {
+        let run = Run::new(mesh, &[]);
+        run.step(0);
+        run.fill("lm_head.weight", 3e38);
+        assert_eq!(run.step(1).skipped, Some(Skip::NonFinite));
+        let before = state(&run.session);
+        let (report, found) = run.session.search_step(&run.batches[1], 1e-2, 2).unwrap();
+        assert_eq!(report.skipped, Some(Skip::NonFinite), "the repeat is skipped, too");
+        assert!(state(&run.session) == before, "the repeat leaves no trace");
+        assert_eq!(found.len() as u64, run.session.plan().mesh.n_ranks());
+        for (rank, text) in found.iter().enumerate() {
+            assert!(text.starts_with(&format!("rank {rank} (")), "{text}");
+            assert!(text.contains("`matmul"), "{text}");
+            assert!(text.contains("making `lm_head.logits`"), "{text}");
+            assert!(text.ends_with("its operands are"), "{text}");
+        }
+        let (_, found) = {
+            run.fill("lm_head.weight", 0.5);
+            run.fill("norm.weight", f32::NAN);
+            run.session.search_step(&run.batches[1], 1e-2, 2).unwrap()
+        };
+        assert!(found[0].contains("norm.weight"), "{}", found[0]);
+        assert!(found[0].contains("is not finite before the step"), "{}", found[0]);
+    }
+}
