@@ -35,8 +35,9 @@ pub enum Property {
 }
 
 /// The limit of the proof, as a sentence without a full stop. It goes with every list of proved properties.
-pub const NOT_PROVED: &str = "that the plan computes its model: an exchange of two operands of one type, \
-    such as the gradients of two weights of one shape, is another plan that may keep all properties";
+pub const NOT_PROVED: &str = "that the plan computes its model: a plan with two operands of one type \
+    exchanged, such as the gradients of two weights of one shape, or with another attribute of an op, such as `theta` \
+    of `rope`, is another plan that may keep all properties";
 
 impl Property {
     /// All of them, in the order in which they are checked.
