@@ -58,7 +58,8 @@ pub fn parse_with(source: &str, overrides: &[(&str, &str)]) -> Result<Model, Mod
             let (path, value) = (path.to_string(), value.to_string());
             Problem::Override { path: path.clone(), value, why, help }.at(At::Override(path))
         };
-        let replaced = locate::splice(&text, path, value).map_err(|it| fail(it, None))?;
+        let replaced =
+            locate::splice(&text, path, value).map_err(|it| fail(it, meant(&text, path, value)))?;
         if let Err(it) = parse(&replaced) {
             let help = it.help().map_or(String::new(), |it| format!("; {it}"));
             return Err(fail(format!("{it}{help}"), meant(&text, path, value)));

@@ -31,6 +31,7 @@ pub(super) fn splice(source: &str, path: &str, value: &str) -> Result<String, St
     if segments.is_empty() {
         return Err("the path is empty".to_string());
     }
+    check_whole(value)?;
     if let Some(found) = find(source, &segments) {
         let Range { start, end } = found.value;
         return Ok(format!("{}{value}{}", &source[..start], &source[end..]));
@@ -51,6 +52,27 @@ pub(super) fn splice(source: &str, path: &str, value: &str) -> Result<String, St
     }
     let separator = if parent.empty { "" } else { ", " };
     Ok(format!("{}{text}{separator}{}", &source[..open + 1], &source[open + 1..]))
+}
+
+/// Refuses text that is not one whole value: the rest of it would become other fields.
+fn check_whole(text: &str) -> Result<(), String> {
+    let mut scanner = Scanner::new(text);
+    scanner.space();
+    if scanner.rest().is_empty() {
+        return Err("the value is empty".to_string());
+    }
+    if scanner.value().is_none() {
+        let column = 1 + text[..scanner.at].chars().count();
+        return Err(format!("the value is not complete, or has a mistake at column {column}"));
+    }
+    let rest = scanner.rest().trim_start();
+    if rest.is_empty() {
+        return Ok(());
+    }
+    let column = 1 + text[..text.len() - rest.len()].chars().count();
+    Err(format!(
+        "the value ends before column {column}, where `{rest}` follows; one `--set` sets one value"
+    ))
 }
 
 /// The names of the fields of a struct: `a` and `b` of `name(a: 1, b: (c: 2))`.
@@ -407,5 +429,27 @@ Model(
         assert!(splice("(a: 1)", "a.x", "2").is_err());
         assert!(splice("(a: [1])", "a.x", "2").is_err());
         assert!(splice("(a: 1)", "", "2").is_err());
+    }
+
+    #[test]
+    fn a_spliced_value_is_one_whole_value() {
+        #[track_caller]
+        fn check(value: &str, expect: &str) {
+            assert_eq!(splice("(a: 1)", "a", value), Err(expect.to_string()));
+        }
+        let follows = |column: u8, rest: &str| {
+            format!(
+                "the value ends before column {column}, where `{rest}` follows; one `--set` sets one value"
+            )
+        };
+        check("3, seed: 4", &follows(2, ", seed: 4"));
+        check("3)", &follows(2, ")"));
+        check("A(b: 1), B()", &follows(8, ", B()"));
+        check("3 // x", &follows(3, "// x"));
+        check("", "the value is empty");
+        check("A(b: 1", "the value is not complete, or has a mistake at column 7");
+        for value in ["-1.5e3", "\"a, b)\"", "[(1, \"x\"), ()]", "A(b: [/* ) */ 1])", "None"] {
+            assert_eq!(splice("(a: 1)", "a", value), Ok(format!("(a: {value})")));
+        }
     }
 }
