@@ -11,7 +11,7 @@ const MESHES: [&str; 5] = ["1", "1x4", "2x2", "2x4", "2x2x2"];
 // C64, Megatron-LM#7452 row 4: recomputation gathered over another group than the forward pass.
 #[test]
 fn training_with_recomputation_is_bit_equal() {
-    let selective = [r#"Selective(["attention"])"#, r#"Recompute(["glu", "rms_norm"])"#];
+    let selective = [r#"Selective(["attention"])"#, r#"Recompute(["glu", "layer_norm"])"#];
     for mesh in MESHES {
         for sp in ["false", "true"] {
             let train = |checkpoint: &str| {

@@ -33,6 +33,7 @@ pub type Values = SmallVec<[Value; 3]>;
 /// Makes the graph of one training step of `model` on `mesh`.
 pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
     check_precision(model)?;
+    check_layers(model)?;
     super::range::check(model)?;
     let layout = Layout::new(model, mesh)?;
     let batch = batch(model, &layout)?;
@@ -133,6 +134,20 @@ fn check_precision(model: &Model) -> Result<(), ModelError> {
         }
     }
     Ok(())
+}
+
+/// Refuses fields of layers in a model that has none.
+fn check_layers(model: &Model) -> Result<(), ModelError> {
+    if layers_in(&model.layers) > 0 {
+        return Ok(());
+    }
+    let why =
+        "this model has no layers, which are `TransformerLayer`s and the iterations of a `Repeat`";
+    let stated = [
+        ("checkpoint", model.checkpoint != Checkpoint::None),
+        ("fsdp.units", matches!(model.fsdp.units, Units::Layers(_))),
+    ];
+    Fields::new("").no_effect(&stated, why)
 }
 
 /// Sequences of one step.
@@ -441,7 +456,10 @@ impl<'a> Cx<'a> {
     ) -> Result<(), ModelError> {
         let graph = &*self.builder.graph;
         let quantizes = graph.scopes.values().any(|it| it.recipe != Recipe::Bf16);
-        let kinds = graph.nodes.values().skip(first).map(|it| it.op.kind());
+        // Nothing outside layers is computed again, or could be.
+        let nodes = graph.nodes.values().skip(first);
+        let nodes = nodes.filter(|it| graph.scopes[it.scope].layer.is_some());
+        let kinds = nodes.map(|it| it.op.kind());
         let kinds: FxHashSet<OpKind> =
             kinds.filter(|it| it.origins().contains(&Origin::Model)).collect();
         for name in checkpoint.listed() {

@@ -1228,7 +1228,7 @@ fn names_of_parts_and_ops_that_the_model_has_not() {
         "sequence: 32, checkpoint: Recompute([\"glu\", \"layer_norm\"]),",
         "1",
         "PL0209: no op of these layers is `layer_norm`\nat: Recompute\n\
-         help: one of add, attention, ce_loss, ce_max, ce_stats, embedding, glu, matmul, rms_norm, rope",
+         help: one of add, attention, glu, matmul, rms_norm, rope",
     );
     check_error(
         "n: 2,",
@@ -1246,6 +1246,39 @@ fn names_of_parts_and_ops_that_the_model_has_not() {
         "1",
         "PL0105: unknown op `attnetion`\nat: Selective\nhelp: did you mean `attention`?",
     );
+}
+
+/// Ops outside layers are never computed again.
+#[test]
+fn checkpoints_of_ops_that_are_in_no_layer() {
+    for op in ["embedding", "ce_max"] {
+        let source = example("llama-tiny.ron");
+        let text = format!("Selective([\"{op}\"])");
+        let model = parse_with(&source, &[("checkpoint", text.as_str())]).expect("a model");
+        let graph = elaborate(&model, &MeshSpec::parse("1").expect("a mesh"));
+        let error = graph.map(drop).expect_err("an error");
+        assert_eq!(error.code(), "PL0209");
+        assert_eq!(error.to_string(), format!("no op of these layers is `{op}`"));
+        let help = error.help().expect("the ops of the layers");
+        assert!(!help.contains("embedding") && !help.contains("ce_"), "{help}");
+    }
+}
+
+#[test]
+fn fields_of_layers_in_a_model_that_has_none() {
+    let model = "Model(name: \"m\", batch: Global(8), sequence: 8, FIELD, layers: [Embedding(name: \"e\", vocab: 32, \
+                 dim: 16), LmHead(name: \"h\"), CrossEntropy()])";
+    let layers =
+        "this model has no layers, which are `TransformerLayer`s and the iterations of a `Repeat`";
+    for (field, text, at) in [
+        ("checkpoint", "checkpoint: Full", "Full"),
+        ("fsdp.units", "fsdp: (units: Layers(1))", "Layers"),
+    ] {
+        assert_eq!(
+            report(&model.replace("FIELD", text), "1"),
+            format!("PL0217: `{field}` has no effect here: {layers}\nat: {at}")
+        );
+    }
 }
 
 #[test]
