@@ -42,8 +42,8 @@ fn check(case: &str) {
     for mesh in ["1", "4", "2x2"] {
         let plan = compile(MODEL, mesh, &[]);
         let loaded = train_to(&plan, done, Some(&golden(case).join("dcp")));
-        // The plan has done all its steps, which is what the only warning says.
-        assert_eq!(loaded.warnings.len(), 1, "{case}, mesh {mesh}: {:?}", loaded.warnings);
+        // The plan has done all its steps, and PyTorch does not say which data it read.
+        assert_eq!(loaded.warnings.len(), 2, "{case}, mesh {mesh}: {:?}", loaded.warnings);
         let read = |name: &str| -> Vec<u8> {
             let data = loaded.session.read(name).unwrap().data;
             data.iter().flat_map(|it| it.to_le_bytes()).collect()

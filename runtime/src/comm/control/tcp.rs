@@ -93,7 +93,7 @@ struct State {
     /// The greatest wish that nobody has planned yet; on rank 0.
     wish: Option<Wish>,
     /// What to do after which step.
-    plan: Option<(u64, Wish)>,
+    plans: VecDeque<(u64, Wish)>,
     /// By rank: it knows of the plan; on rank 0.
     agreed: Vec<bool>,
     /// Connections that are still read.
@@ -144,7 +144,7 @@ impl Tcp {
             unread: 0,
             positions: vec![None; n_ranks as usize],
             wish: None,
-            plan: None,
+            plans: VecDeque::new(),
             agreed: vec![false; n_ranks as usize],
             readers: 0,
         };
@@ -413,7 +413,7 @@ impl Inner {
                 state.wish = state.wish.max(Some(wish));
             }
             Message::Plan(step, wish) => {
-                lock(&self.state).plan = Some((step, wish));
+                lock(&self.state).plans.push_back((step, wish));
                 // If rank 0 does not hear it, its connection is at its end.
                 let _ = peer.send(&Message::Agreed);
             }
@@ -567,12 +567,16 @@ impl Control for Tcp {
             inner.send_all(&Message::Wish(wish));
         }
         let mut state = lock(&inner.state);
-        let due = state.plan.take_if(|it| it.0 <= step).map(|it| it.1);
+        // Rank 0 may have planned for the next step before another rank has ended this one.
+        let mut due = None;
+        while let Some(plan) = state.plans.pop_front_if(|it| it.0 <= step) {
+            due = due.max(Some(plan.1));
+        }
         if inner.rank != 0 || matches!(due, Some(Wish::Stop(_))) {
             return Ok(due);
         }
         let Some(next) = state.wish.take().max(wish) else { return Ok(due) };
-        state.plan = Some((step + 1, next));
+        state.plans.push_back((step + 1, next));
         state.agreed.fill(false);
         drop(state);
         inner.send_all(&Message::Plan(step + 1, next));
