@@ -95,7 +95,7 @@ pub fn read_param(
 }
 
 /// Reads the tensors `keys`, which are parameters, as the foreign tensor in the type `to`, and gives `put` its bytes in
-/// their order, some [`BAND`] at a time.
+/// their order, some `BAND` at a time.
 ///
 /// # Errors
 /// Those of [`Checkpoint::read`] and of `put`.
