@@ -17,3 +17,5 @@ mod pytorch;
 mod reports;
 #[path = "checkpoint/resume.rs"]
 mod resume;
+#[path = "checkpoint/uneven.rs"]
+mod uneven;

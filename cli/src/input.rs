@@ -3,7 +3,7 @@
 use std::fs;
 use std::io::{self, IsTerminal, Read};
 use std::ops::Range;
-use std::os::unix::fs::FileTypeExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,8 @@ use ir::text::{ParseError, Program};
 use ir::verify::{Place, Proof, VerifyError};
 use ir::{Digest, Graph};
 use passes::{PassError, Verification};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{OFlags, fcntl_setfl};
 
 use crate::report::{Failure, Outcome, Ui, print_aside, warning};
 use crate::table;
@@ -157,6 +159,7 @@ impl File<'_> {
         }
         if let Some(it) = args.overrides.first() {
             let message = format!("`--set {it}` cannot change what is compiled already");
+            let message = shortened(&message);
             return Err(Failure::new("PL0609", message).help("set it when you compile the model"));
         }
         let program = ir::text::parse(&self.text).map_err(|it| self.parse_failure(&it))?;
@@ -255,9 +258,9 @@ impl File<'_> {
 
     /// The report of an error of the model; it points into the file where it can.
     pub fn model_failure(&self, error: &ModelError) -> Box<Failure> {
-        let mut failure = Failure::new(error.code(), error.to_string());
+        let mut failure = Failure::new(error.code(), shortened(&error.to_string()));
         if let Some(help) = error.help() {
-            failure = failure.help(help);
+            failure = failure.help(shortened(&help));
         }
         match (&error.at, error.span(&self.text)) {
             (At::Mesh | At::Override(_), _) => failure,
@@ -278,7 +281,7 @@ impl File<'_> {
         };
         let Some(set) = overrides.iter().rev().find(sets) else { return self.model_failure(error) };
         let mut failure = self.model_failure(error);
-        failure.message.push_str(&format!(" (set by `--set {set}`)"));
+        failure.message.push_str(&shortened(&format!(" (set by `--set {set}`)")));
         failure.in_file(self.path)
     }
 
@@ -341,7 +344,7 @@ const MAX_TEXT: u64 = 1 << 30;
 
 /// The text in a file, or out of a pipe or a terminal. `expected` says which file to name.
 pub fn text(path: &Path, expected: &str) -> Outcome<String> {
-    let bytes = fs::File::open(path).and_then(|it| text_bytes(it, MAX_TEXT)).map_err(|it| {
+    let bytes = open(path, WRITER).and_then(|it| text_bytes(it, MAX_TEXT)).map_err(|it| {
         let why = reason(&it);
         let failure = Failure::new("PL0601", format!("cannot read `{}`: {why}", path.display()));
         match it.kind() {
@@ -349,6 +352,7 @@ pub fn text(path: &Path, expected: &str) -> Outcome<String> {
             io::ErrorKind::IsADirectory | io::ErrorKind::FileTooLarge | io::ErrorKind::Other => {
                 failure.help(expected)
             }
+            io::ErrorKind::TimedOut => failure.help("start first what writes to it"),
             _ => failure,
         }
     })?;
@@ -357,6 +361,27 @@ pub fn text(path: &Path, expected: &str) -> Outcome<String> {
         let message = format!("`{}` is not UTF-8 text (at byte {at})", path.display());
         Failure::new("PL0602", message).help(expected)
     })
+}
+
+/// Seconds for which a named pipe may have nothing that writes to it.
+const WRITER: i64 = 5;
+
+/// Opens a file to read. A pipe without a writer is an error after so many seconds; a writer may take its time.
+fn open(path: &Path, seconds: i64) -> io::Result<fs::File> {
+    // Otherwise opening a named pipe waits for a writer.
+    let nonblocking = OFlags::NONBLOCK.bits() as i32;
+    let mut file = fs::OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
+    if file.metadata()?.file_type().is_fifo() {
+        let timeout = Timespec { tv_sec: seconds, tv_nsec: 0 };
+        let quiet = poll(&mut [PollFd::new(&file, PollFlags::IN)], Some(&timeout))? == 0;
+        // Nothing can be read yet: that is an error where there is a writer, and the end where there is none.
+        if quiet && file.read(&mut [0]).is_ok_and(|it| it == 0) {
+            let why = format!("it is a pipe, and nothing has opened it to write for {seconds} s");
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        }
+    }
+    fcntl_setfl(&file, OFlags::empty())?;
+    Ok(file)
 }
 
 /// The bytes of a file that is no device, up to `most`.
@@ -422,9 +447,27 @@ fn overrides(args: &[String]) -> Outcome<Vec<(&str, &str)>> {
 fn split(arg: &str) -> Outcome<(&str, &str)> {
     match arg.split_once('=') {
         Some((path, value)) => Ok((path.trim(), value.trim())),
-        None => Err(Failure::new("PL0609", format!("`--set {arg}` has no `=`"))
+        None => Err(Failure::new("PL0609", shortened(&format!("`--set {arg}` has no `=`")))
             .help("write `--set path=value`, as in `--set precision.compute=bf16`")),
     }
+}
+
+/// Characters of something quoted that a message shows.
+const MAX_QUOTED: usize = 160;
+
+/// A message in which what stands in backticks is cut in the middle where it is long: a value of `--set` may be a
+/// whole model.
+fn shortened(message: &str) -> String {
+    let parts = message.split('`').enumerate().map(|(n, part)| {
+        let (len, half) = (part.chars().count(), MAX_QUOTED / 2);
+        if n % 2 == 0 || len <= MAX_QUOTED {
+            return part.to_string();
+        }
+        let first: String = part.chars().take(half).collect();
+        let last: String = part.chars().skip(len - half).collect();
+        format!("{first} [{} characters] {last}", len - 2 * half)
+    });
+    parts.collect::<Vec<_>>().join("`")
 }
 
 /// What the system says: `no such file or directory`.
@@ -459,5 +502,55 @@ mod tests {
         let most = "x".repeat(1 << 10);
         assert_eq!(read(&most), Ok(most.clone().into_bytes()));
         assert_eq!(read(&(most + "x")), Err("it has more than 1.00 KiB".to_string()));
+    }
+    /// The content of a named pipe, which `write` is given to open and fill.
+    fn named_pipe(
+        test: &str,
+        write: impl FnOnce(PathBuf) + Send + 'static,
+    ) -> Result<String, String> {
+        let path = std::env::temp_dir().join(format!("planc-{test}-{}", std::process::id()));
+        let made = std::process::Command::new("mkfifo").arg(&path).status();
+        assert!(made.expect("mkfifo").success());
+        let writer = {
+            let path = path.clone();
+            std::thread::spawn(move || write(path))
+        };
+        let read = open(&path, 1).and_then(|it| text_bytes(it, 1 << 10));
+        writer.join().expect("it writes");
+        fs::remove_file(&path).expect("it is there");
+        let text = |it: Vec<u8>| String::from_utf8(it).expect("it is text");
+        read.map(text).map_err(|it| it.to_string())
+    }
+
+    #[test]
+    fn a_named_pipe_needs_a_writer() {
+        let found = named_pipe("no-writer", |_| ());
+        let expect = "it is a pipe, and nothing has opened it to write for 1 s";
+        assert_eq!(found, Err(expect.to_string()));
+    }
+
+    #[test]
+    fn a_writer_of_a_named_pipe_may_take_its_time() {
+        let found = named_pipe("slow", |path| {
+            let mut pipe =
+                fs::OpenOptions::new().write(true).open(path).expect("a reader is there");
+            // Longer than a pipe may be without a writer.
+            std::thread::sleep(Duration::from_millis(1500));
+            pipe.write_all(b"Model()").expect("it is open");
+        });
+        assert_eq!(found, Ok("Model()".to_string()));
+        let found = named_pipe("empty", |path| {
+            drop(fs::OpenOptions::new().write(true).open(path).expect("a reader is there"));
+        });
+        assert_eq!(found, Ok(String::new()));
+    }
+
+    #[test]
+    fn long_values_are_cut_in_the_middle() {
+        let (short, long) = ("a".repeat(160), "b".repeat(1000));
+        let message = format!("`{short}` is no `{long}`, {long}");
+        let half = "b".repeat(80);
+        let expect = format!("`{short}` is no `{half} [840 characters] {half}`, {long}");
+        assert_eq!(shortened(&message), expect);
     }
 }

@@ -59,9 +59,10 @@ pub const CODES: &[Code] = &[
     },
     Code {
         code: "PL0106",
-        title: "a field is given twice",
-        text: "One struct gives the same field two times. planc does not choose one of the values.",
-        example: "Model(sequence: 128, .., sequence: 256).",
+        title: "a field or a key is given twice",
+        text: "One struct gives the same field two times, or one map the same key. planc does not choose \
+               one of the values.",
+        example: "Model(sequence: 128, .., sequence: 256); placements: {\"tp\": Shard(0), \"tp\": Shard(1)}.",
         fix: "Remove one of them.",
     },
     Code {
@@ -213,7 +214,8 @@ pub const CODES: &[Code] = &[
         title: "a field that has no effect",
         text: "The field exists, and nothing reads it where it is written. It is an error, because what \
                it says would silently not be done.",
-        example: "attention: (name: \"attn\", ..) in a TransformerLayer, which names its parts itself.",
+        example: "attention: (name: \"attn\", ..) in a TransformerLayer, which names its parts itself; another \
+                  init of a tied weight than its first module gives.",
         fix: "Remove it, or write what the report says.",
     },
     Code {

@@ -133,6 +133,20 @@ fn long_names_and_values() {
         let ran = folder.planc(&format!("compile model.ron --mesh 1 --set {set}"));
         assert_eq!(ran.code, 1, "{}", &ran.stderr[..200]);
     }
+    // The message shows both ends of a long value, and no more.
+    let list = vec!["\"dp\""; 10_000].join(",");
+    for set in [
+        format!("layers=[{list}]"),
+        format!("sequence={name}"),
+        format!("init={name}(1)"),
+        format!("sequence.{name}=1"),
+        name.clone(),
+    ] {
+        let ran = folder.planc(&format!("compile model.ron --mesh 1 --set {set}"));
+        assert_eq!(ran.code, 1, "{}", &ran.stderr[..200]);
+        let (start, len) = (&set[..20], ran.stderr.len());
+        assert!(len < 2000, "{start}: {len} bytes of message");
+    }
 }
 
 #[test]
@@ -188,6 +202,11 @@ fn pipes() {
     child.stdin.take().expect("a pipe").write_all(model.as_bytes()).expect("planc reads it");
     let ran = child.wait_with_output().expect("planc ends");
     assert!(ran.status.success() && text(&ran.stdout).starts_with("graph @llama-tiny"));
+    let script =
+        format!("{} compile <(cat model.ron) --mesh 1 --emit logical", env!("CARGO_BIN_EXE_planc"));
+    let mut command = Command::new("bash");
+    let ran = command.args(["-c", &script]).current_dir(&folder.0).output().expect("bash starts");
+    assert!(text(&ran.stdout).starts_with("graph @llama-tiny"), "{}", text(&ran.stderr));
     let file = File::open(folder.0.join("model.ron")).expect("it is there");
     let mut command = Command::new(env!("CARGO_BIN_EXE_planc"));
     command.args(["compile", "/dev/stdin", "--mesh", "1", "--emit", "logical"]).stdin(file);

@@ -52,10 +52,22 @@ impl Rank {
                 Work::Fill { to, bytes, value } => {
                     self.bytes(*to)[..*bytes as usize].fill(*value);
                 }
+                Work::Launch(launch) if launch.function.entry == "add" => self.add(launch),
                 Work::Launch(launch) => self.copy_boxes(launch, &program.table),
                 other => panic!("{other:?} moves nothing"),
             }
         }
+    }
+
+    /// `add` of `add.cu`, of numbers in f32.
+    fn add(&mut self, launch: &Launch) {
+        let [Arg::Pointer(to), Arg::Pointer(a), Arg::Pointer(b), Arg::I64(n)] = launch.args[..]
+        else {
+            panic!("{:?}", launch.args);
+        };
+        let [a, b] = [a, b].map(|it| floats(&self.get((it, 0), n as u64 * 4)));
+        let sums: Vec<f32> = a.iter().zip(&b).map(|(a, b)| a + b).collect();
+        self.put((to, 0), &bytes(&sums));
     }
 
     /// `copy_boxes` of `boxes.cu`, thread by thread.
@@ -231,22 +243,54 @@ fn stored(values: &[f32], dtype: DType) -> Vec<u8> {
     }
 }
 
+/// What a destination holds before a step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Content {
+    /// What is overwritten.
+    Garbage,
+    /// Numbers, other ones on each rank, to which the step adds.
+    Sum,
+}
+
+impl Content {
+    /// The elements of a rank's shard, without padding.
+    fn elements(self, rank: u64, n: usize) -> Vec<f64> {
+        match self {
+            Content::Garbage => vec![0.0; n],
+            Content::Sum => (0..n).map(|i| (3 + 5 * i) as f64 + 100_000.0 * rank as f64).collect(),
+        }
+    }
+}
+
 /// Runs a step on all ranks and compares, in f32 and in bytes where nothing is summed; returns how the
-/// former moved.
+/// former moved. A reduction is run once more, adding to sums.
 #[track_caller]
 fn check(step: &Step, from: &Sharding, shape: &[u64], mesh: &Mesh) -> Transport {
     let kind = CollectiveKind::from(step.kind);
-    if !matches!(kind, CollectiveKind::AllReduce(_) | CollectiveKind::ReduceScatter(_)) {
-        check_of(step, from, &TensorType::new(DType::E4M3, shape), mesh);
+    let floats = TensorType::new(DType::F32, shape);
+    match kind {
+        CollectiveKind::AllReduce(_) | CollectiveKind::ReduceScatter(_) => {
+            check_of(step, from, &floats, mesh, Content::Sum);
+        }
+        _ => {
+            let codes = TensorType::new(DType::E4M3, shape);
+            check_of(step, from, &codes, mesh, Content::Garbage);
+        }
     }
-    check_of(step, from, &TensorType::new(DType::F32, shape), mesh)
+    check_of(step, from, &floats, mesh, Content::Garbage)
 }
 
 #[track_caller]
-fn check_of(step: &Step, from: &Sharding, ty: &TensorType, mesh: &Mesh) -> Transport {
+fn check_of(
+    step: &Step,
+    from: &Sharding,
+    ty: &TensorType,
+    mesh: &Mesh,
+    content: Content,
+) -> Transport {
     let (kind, axes) = (CollectiveKind::from(step.kind), step.kind.axes());
     let (shape, dtype) = (ty.shape.as_slice(), ty.dtype);
-    let part = Part { ty, from, to: &step.to, adds: false };
+    let part = Part { ty, from, to: &step.to, adds: content == Content::Sum };
     let coords: Vec<Coord> = mesh.coords().collect();
     // Whole numbers, so that sums and averages are exact. Ranks that hold copies hold the same.
     let locals: Vec<Vec<f64>> = coords
@@ -260,14 +304,22 @@ fn check_of(step: &Step, from: &Sharding, ty: &TensorType, mesh: &Mesh) -> Trans
         .collect();
     let movements: Vec<Movement> =
         coords.iter().map(|it| movement(kind, axes, &[part], mesh, it).expect("a step")).collect();
-    let workspace = transport(kind, axes, part, mesh).workspace();
-    let elements = |it: &Sharding| it.local_shape(shape, mesh).iter().product::<u64>() as usize;
+    let workspace = workspace(kind, axes, [part], mesh);
+    let bytes_of =
+        |it: &Sharding| it.local_shape(shape, mesh).iter().product::<u64>() * dtype.bytes();
+    let held = |coord: &Coord| {
+        let n: u64 = step.to.extents(shape, mesh, coord).iter().product();
+        content.elements(mesh.rank_of(coord), n as usize)
+    };
     let mut ranks: Vec<Rank> = coords
         .iter()
         .zip(&locals)
         .map(|(coord, local)| Rank {
             arg: stored(&padded(from, shape, mesh, coord, local), dtype),
-            result: vec![GARBAGE; elements(&step.to) * dtype.bytes() as usize],
+            result: match content {
+                Content::Garbage => vec![GARBAGE; bytes_of(&step.to) as usize],
+                Content::Sum => bytes(&padded(&step.to, shape, mesh, coord, &held(coord))),
+            },
             workspace: vec![GARBAGE; workspace as usize],
         })
         .collect();
@@ -285,12 +337,13 @@ fn check_of(step: &Step, from: &Sharding, ty: &TensorType, mesh: &Mesh) -> Trans
     }
     let expect = apply_step(step, from, shape, mesh, &locals);
     for ((coord, rank), local) in coords.iter().zip(&ranks).zip(&expect) {
-        let expect = padded(&step.to, shape, mesh, coord, local);
+        let sum: Vec<f64> = held(coord).iter().zip(local).map(|(a, b)| a + b).collect();
+        let expect = padded(&step.to, shape, mesh, coord, &sum);
         let (from, to) = (from.display(mesh), step.to.display(mesh));
         assert_eq!(
             rank.result,
             stored(&expect, dtype),
-            "{kind}: {from} to {to} of {ty} at {coord:?}"
+            "{kind}: {from} to {to} of {ty} at {coord:?}, onto {content:?}"
         );
     }
     transport(kind, axes, part, mesh)
@@ -351,6 +404,46 @@ fn other_scatters_are_packed() {
     assert_eq!(step(&m, &[100, 8], "[_, _] sum(tp)", "[_, tp]"), pack(100 * 2));
     // The last of the ranks gets nothing, the others a part.
     assert_eq!(step(&m, &[5], "[_] min(tp)", "[tp]"), pack(2));
+}
+
+/// One part of a reduction that adds to a sum, between two shardings; and the workspace that it takes.
+#[track_caller]
+fn added_step(mesh: &Mesh, shape: &[u64], from: &str, to: &str) -> (Transport, u64) {
+    let [from, to] = [from, to].map(|it| Sharding::parse(it, mesh).expect("a sharding"));
+    let kind = classify(&from, &to, shape, mesh).expect("one step");
+    let ty = TensorType::new(DType::F32, shape);
+    let part = Part { ty: &ty, from: &from, to: &to, adds: true };
+    let workspace = workspace(kind.into(), kind.axes(), [part], mesh);
+    let step = Step { kind, to: to.clone() };
+    (check_of(&step, &from, &ty, mesh, Content::Sum), workspace)
+}
+
+/// `+%acc = reduce_scatter(..)`: what arrives goes to the workspace first, behind which packed pieces are.
+#[test]
+fn reductions_add_to_what_is_there() {
+    let m = mesh();
+    let scatter = |rows, elements| Transport::ReduceScatter { rows, elements };
+    let pack = |elements| Transport::PackScatter { elements, bytes: elements * 4, ranks: 4 };
+    let check = |shape: &[u64], from: &str, to: &str, expect: Transport, workspace: u64| {
+        assert_eq!(added_step(&m, shape, from, to), (expect, workspace), "{from} to {to}");
+    };
+    // Even.
+    check(&[16, 3], "[_, _] sum(tp)", "[tp, _]", scatter(1, 4 * 3), 256);
+    check(&[16, 3], "[tp, _] sum(dp)", "[tp.dp, _]", scatter(1, 2 * 3), 256);
+    check(&[2, 8, 5], "[_, _, _] avg(tp)", "[_, tp, _]", scatter(2, 2 * 5), 256);
+    // Uneven, and in granules of 3: of 4 granules each coordinate has one; of 5, they have 2, 2, 1 and none.
+    check(&[7, 3], "[_, _] sum(tp)", "[tp, _]", pack(2 * 3), 256 + 256);
+    check(&[12], "[_] sum(tp)", "[tp%3]", scatter(1, 3), 256);
+    check(&[15, 64], "[_, _] sum(tp)", "[tp%3, _]", pack(6 * 64), 1536 + 4 * 1536);
+    // Shards that are empty: 3 rows over 4 coordinates, 5 over 8.
+    check(&[3, 2], "[_, _] sum(tp)", "[tp, _]", pack(2), 256 + 256);
+    let one = Transport::PackScatter { elements: 1, bytes: 4, ranks: 2 };
+    check(&[5], "[tp] sum(dp)", "[tp.dp]", one, 256 + 256);
+    // Reductions to all, and groups of one.
+    check(&[7, 3], "[tp, _] sum(dp)", "[tp, _]", Transport::AllReduce { elements: 2 * 3 }, 256);
+    let one = Mesh::new(&[("dp", 1), ("tp", 2)]);
+    assert_eq!(added_step(&one, &[5], "[tp] sum(dp)", "[tp.dp]"), (Transport::Local, 256));
+    assert_eq!(added_step(&m, &[0, 3], "[_, _] sum(tp)", "[tp, _]"), (Transport::Local, 0));
 }
 
 #[test]
