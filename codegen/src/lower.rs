@@ -166,7 +166,9 @@ impl Stages {
         for store in &graph.stores {
             let Some(maker) = graph.producer(store.value) else { continue };
             let section = plan_section(store.section);
-            res.outlives[store.value] |= res.stage(graph, maker) < section;
+            // What is gathered once for all micro-batches is stored by each of them.
+            res.outlives[store.value] |= res.stage(graph, maker) < section
+                || res.gathers[maker] && section == PlanSection::Step;
         }
         res
     }
