@@ -178,6 +178,16 @@ pub enum Problem {
         /// Why.
         source: PlacementError,
     },
+    /// A parameter that would be stored as a sum over ranks.
+    #[error(
+        "`{tensor}`: a parameter cannot be `Partial` over `{axis}`: each rank holds its values, not a part of a sum"
+    )]
+    PartialParam {
+        /// The parameter.
+        tensor: String,
+        /// The axis.
+        axis: String,
+    },
     /// A size that an axis must divide.
     #[error("`{tensor}`: {what} is {size}, which `{axis}` of size {axis_size} does not divide")]
     Indivisible {
@@ -419,7 +429,7 @@ impl ModelError {
             Problem::DuplicateField { .. } | Problem::DuplicateKey { .. } => "PL0106",
             Problem::Override { .. } => "PL0107",
             Problem::UnknownAxis { .. } => "PL0201",
-            Problem::Placement { .. } => "PL0202",
+            Problem::Placement { .. } | Problem::PartialParam { .. } => "PL0202",
             Problem::Indivisible { .. } => "PL0203",
             Problem::KvHeads { .. } => "PL0204",
             Problem::AxisCount { .. } => "PL0205",
@@ -487,6 +497,9 @@ impl ModelError {
             Problem::TiedOption { name, .. } => Some(format!("give the option to `{name}`")),
             Problem::Build(it) if adds_different_ndim(it) => {
                 Some("`bias_add` adds a vector to every row".to_string())
+            }
+            Problem::PartialParam { axis, .. } => {
+                Some(format!("write `\"{axis}\": Replicate` or `\"{axis}\": Shard(dim)`"))
             }
             Problem::Tied { .. } => Some("tied parameters have one shape".to_string()),
             Problem::Override { help, .. } => help.clone(),

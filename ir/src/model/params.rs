@@ -14,7 +14,7 @@ use super::elaborate::Cx;
 use super::error::{At, ModelError, Problem, nearest};
 use super::pattern::NamePattern;
 use super::range::too_large;
-use super::schema::{Model, ParamOptions, Placements};
+use super::schema::{Model, ParamOptions, PlacementSpec, Placements};
 use crate::graph::{Def, Init, Param, Section, Store};
 use crate::ops::{Cast, Reshard};
 use crate::placement::{self, DimLayout, Placement, Sharding};
@@ -114,6 +114,12 @@ impl Cx<'_> {
             decay = options.decay.unwrap_or(decay);
             trainable = options.trainable.unwrap_or(trainable);
             if let Some(placements) = &options.placements {
+                let partial = |it: &&PlacementSpec| matches!(it, PlacementSpec::Partial(_));
+                if let Some((axis, _)) = placements.iter().find(|it| partial(&it.1)) {
+                    let (tensor, axis) = (name.clone(), axis.clone());
+                    let at = at(&format!("placements[\"{axis}\"]"));
+                    return Err(Problem::PartialParam { tensor, axis }.at(at));
+                }
                 storage = self.placements(&name, placements, ndim, &at("placements"))?;
                 explicit = placements.keys().any(|it| self.layout.fsdp_names.contains(it));
                 compute =

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::attributes::attributes;
 use super::*;
-use crate::graph::ScopeData;
+use crate::graph::{Checkpoint, ScopeData};
 use crate::ops::{OpKind, Origin};
 use crate::placement::Sharding;
 use crate::quant::{AmaxAlgo, Format, QuantSpec, Role, Scaling};
@@ -1428,4 +1428,32 @@ fn a_byte_order_mark_is_skipped() {
         "PL0102: `MultiheadAttention` has no field `kv_head`\nat: kv_head\nhelp: did you mean \
          `kv_heads`?"
     );
+}
+
+#[test]
+fn a_parameter_is_no_part_of_a_sum() {
+    // Also on a mesh where the axis has one coordinate.
+    for mesh in ["2x2", "2x1"] {
+        check_error(
+            "sequence: 32,",
+            "sequence: 32, parameters: {\"lm_head.weight\": (placements: {\"tp\": Partial(sum)})},",
+            mesh,
+            "PL0202: `lm_head.weight`: a parameter cannot be `Partial` over `tp`: each rank holds its values, not a \
+             part of a sum\nat: Partial\nhelp: write `\"tp\": Replicate` or `\"tp\": Shard(dim)`",
+        );
+    }
+}
+
+/// `None` is a policy of a `Repeat`, and replaces that of the model and of a `Repeat` around it.
+#[test]
+fn a_repeat_without_checkpointing() {
+    let full = tiny("1", &[("checkpoint", "Full")]);
+    let none = tiny("1", &[("checkpoint", "Full"), ("layers[1].checkpoint", "None")]);
+    let policies = |graph: &Graph| -> Vec<Checkpoint> {
+        let layers = graph.scopes.values().filter(|it| it.layer.is_some());
+        layers.map(|it| it.checkpoint.clone()).collect()
+    };
+    assert!(policies(&full).contains(&Checkpoint::Full));
+    let policies = policies(&none);
+    assert!(!policies.is_empty() && policies.iter().all(|it| *it == Checkpoint::None));
 }

@@ -3,6 +3,8 @@
 //! Iteration `i` is called `prefix.i`, counted from `first`. Layers are the `TransformerLayer`s in it; an iteration
 //! that has none is a layer itself.
 
+use serde::{Deserialize, Deserializer};
+
 use super::{Attention, Common, Module, ModuleDef, attentions_in, layers_in};
 use crate::graph::Checkpoint;
 use crate::model::elaborate::{Cx, Numbers, Values};
@@ -24,7 +26,7 @@ module! {
         /// The modules of one iteration.
         pub body: Vec<Module>,
         /// Activation checkpointing of these layers; the model's by default.
-        #[serde(default)]
+        #[serde(default, deserialize_with = "given")]
         pub checkpoint: Option<Checkpoint>,
         /// The number of layers from the first on that stay in `Bf16`. Megatron's name.
         #[serde(default)]
@@ -33,6 +35,11 @@ module! {
         #[serde(default)]
         pub num_layers_at_end_in_bf16: u32,
     }
+}
+
+/// A policy that the model states. RON would read `None` as a field that is left out.
+fn given<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Checkpoint>, D::Error> {
+    Checkpoint::deserialize(from).map(Some)
 }
 
 impl Repeat {
