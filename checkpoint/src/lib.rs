@@ -41,7 +41,7 @@ pub mod verify;
 
 pub use dtype::StoredType;
 pub use error::CheckpointError;
-pub use map::Mapped;
+pub use map::{Mapped, folder_of};
 pub use memory::memory;
 pub use metadata::{Encoding, Item, Metadata, PathPart, StoredChunk, StoredObject, StoredTensor};
 pub use open::{Checkpoint, is_count, overlap};

@@ -17,6 +17,11 @@ pub struct Mapped {
     map: Option<Mmap>,
 }
 
+/// The folder that a path is in: `.` for a name alone.
+pub fn folder_of(path: &Path) -> &Path {
+    path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 /// Opens a regular file: opening a pipe waits for its writer, and a device may have no end.
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     let kind = std::fs::metadata(path)?;

@@ -17,7 +17,7 @@ use crate::copy::{View, copy, spans};
 use crate::cover;
 use crate::dtype::StoredType;
 use crate::error::{Broken, CheckpointError, short};
-use crate::map::Mapped;
+use crate::map::{Mapped, folder_of};
 use crate::memory::memory;
 use crate::metadata::{Encoding, Item, Metadata, StoredChunk, StoredObject, StoredTensor};
 use crate::pickle::Value;
@@ -762,7 +762,7 @@ const MAX_LATEST: u64 = 4096;
 fn other_file(path: &Path) -> Option<String> {
     fs::metadata(path).is_ok_and(|it| it.is_file()).then_some(())?;
     let extension = path.extension().and_then(|it| it.to_str()).unwrap_or_default();
-    let folder = path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder = folder_of(path);
     let text = match extension {
         _ if path.file_name().is_some_and(|it| it == "latest") => format!(
             "it is the file that names the newest checkpoint of a folder; name the folder, `{}`",

@@ -9,6 +9,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, IntoInnerError, Write};
 use std::path::{Path, PathBuf};
 
+use checkpoint::folder_of;
 use tempfile::{Builder, TempPath};
 
 /// A file that appears under its name once it is complete and on disk. Until [`OutputFile::finish`] its bytes are in a
@@ -88,10 +89,6 @@ pub fn is_direct(path: &Path) -> bool {
     let descriptors = ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc"];
     let by_name = descriptors.iter().any(|it| path.starts_with(it));
     by_name || fs::metadata(path).map_or_else(|_| path.is_symlink(), |it| !it.is_file())
-}
-
-fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// A file that grows by whole records. A record that cannot be written leaves nothing, so that later ones can follow.

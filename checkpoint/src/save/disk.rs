@@ -8,6 +8,8 @@ use std::path::Path;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
+use crate::map::folder_of;
+
 #[cfg(not(test))]
 #[inline]
 pub(crate) fn gate() -> io::Result<()> {
@@ -58,16 +60,14 @@ pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
     }
-    let around = path.parent().filter(|it| !it.as_os_str().is_empty());
-    if let Some(it) = around {
-        create_folder(it)?;
-    }
+    let around = folder_of(path);
+    create_folder(around)?;
     gate()?;
     match fs::create_dir(path) {
         Err(it) if it.kind() == ErrorKind::AlreadyExists && path.is_dir() => return Ok(()),
         it => it?,
     }
-    match File::open(around.unwrap_or(Path::new("."))) {
+    match File::open(around) {
         // Who may write there need not be allowed to read it.
         Err(it) if it.kind() == ErrorKind::PermissionDenied => Ok(()),
         it => sync(&it?),

@@ -31,7 +31,7 @@ use ir::random::stream_key;
 use super::disk;
 use super::lock::FolderLock;
 use crate::error::CheckpointError;
-use crate::map::open_regular;
+use crate::map::{folder_of, open_regular};
 
 /// The index of a checkpoint.
 pub const METADATA: &str = ".metadata";
@@ -474,8 +474,7 @@ fn fill(path: &Path, bytes: &[u8]) -> Result<(), CheckpointError> {
 
 /// Puts the name of a file or a folder on disk.
 pub(crate) fn sync_folder_of(path: &Path) -> Result<(), CheckpointError> {
-    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
-    sync_folder(folder.unwrap_or(Path::new(".")))
+    sync_folder(folder_of(path))
 }
 
 pub(crate) fn sync_folder(path: &Path) -> Result<(), CheckpointError> {

@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
 
+use checkpoint::folder_of;
+
 use crate::report::{Failure, Outcome};
 
 /// Refuses to write the checkpoint of a step into `root`, if that replaces one or points `latest` back.
@@ -37,8 +39,7 @@ pub fn check_step(root: &Path, step: u64, force: bool) -> Outcome {
 
 /// Refuses to write a file over another one, over what is no file, and into a checkpoint.
 pub fn check_file(path: &Path, force: bool) -> Outcome {
-    let folder = path.parent().filter(|it| !it.as_os_str().is_empty());
-    outside_checkpoint(folder.unwrap_or(Path::new(".")))?;
+    outside_checkpoint(folder_of(path))?;
     match fs::metadata(path) {
         Ok(it) if !it.is_file() => {
             refused(format!("`{}` is no regular file", path.display()), "name a new file")
