@@ -45,22 +45,10 @@ impl Rank {
     fn look(&self, at: At, bytes: &mut Vec<u8>) -> Result<Option<String>, RunError> {
         let instruction = &self.plan.section(at.section)[at.index];
         let writes = instruction.writes();
-        let mut wrong = |it: Buffer| -> Result<bool, RunError> { self.is_wrong(it, bytes) };
-        let mut made = None;
-        for &it in &writes {
-            if wrong(it)? {
-                made = Some(it);
-                break;
-            }
-        }
+        let made = self.first_nonfinite(writes.iter().copied(), bytes)?;
         let Some(made) = made else { return Ok(None) };
-        let mut given = None;
-        for it in instruction.reads().into_iter().filter(|it| !writes.contains(it)) {
-            if wrong(it)? {
-                given = Some(it);
-                break;
-            }
-        }
+        let reads = instruction.reads().into_iter().filter(|it| !writes.contains(it));
+        let given = self.first_nonfinite(reads, bytes)?;
         let name = |it: Buffer| self.plan.buffers[it].name.as_str();
         let (rank, coord) = (self.bound.rank, coord_name(&self.plan.mesh, &self.bound.coord));
         let place = describe(&self.plan, at);
@@ -76,22 +64,32 @@ impl Rank {
         }))
     }
 
-    /// Whether a buffer holds a number that is not finite. A maximum over ranks starts at minus infinity.
-    fn is_wrong(&self, buffer: Buffer, bytes: &mut Vec<u8>) -> Result<bool, RunError> {
-        let dtype = self.bound.buffers[buffer].dtype;
-        if dtype == DType::I32 {
-            return Ok(false);
+    /// Returns the first buffer that holds a number that is not finite. A maximum over ranks starts at minus infinity.
+    fn first_nonfinite(
+        &self,
+        buffers: impl IntoIterator<Item = Buffer>,
+        bytes: &mut Vec<u8>,
+    ) -> Result<Option<Buffer>, RunError> {
+        for buffer in buffers {
+            let bound = &self.bound.buffers[buffer];
+            // Integers are finite, and need not be read.
+            if bound.dtype == DType::I32 {
+                continue;
+            }
+            bytes.resize(bound.bytes(), 0);
+            self.backend.read(buffer, bytes)?;
+            let partial = self.plan.buffers[buffer].sharding.partial;
+            let is_maximum = partial.is_some_and(|it| it.0 == ReduceOp::Max);
+            if has_nonfinite(bound.dtype, bytes, is_maximum) {
+                return Ok(Some(buffer));
+            }
         }
-        bytes.resize(self.bound.buffers[buffer].bytes(), 0);
-        self.backend.read(buffer, bytes)?;
-        let partial = self.plan.buffers[buffer].sharding.partial;
-        let is_maximum = partial.is_some_and(|it| it.0 == ReduceOp::Max);
-        Ok(has_nonfinite(dtype, bytes, is_maximum))
+        Ok(None)
     }
 }
 
-/// Whether numbers of a type, given as their bytes, are not all finite. Minus infinity counts as finite if `below` says
-/// so.
+/// Returns true if numbers of a type, given as their bytes, are not all finite. Minus infinity counts as finite if
+/// `below` says so.
 fn has_nonfinite(dtype: DType, bytes: &[u8], below: bool) -> bool {
     match dtype {
         DType::I32 => false,

@@ -99,8 +99,7 @@ pub struct StepReport {
 #[serde(rename_all = "snake_case")]
 pub enum Skip {
     /// The loss or the norm of the gradients is not finite.
-    #[serde(rename = "nonfinite")]
-    NonFinite,
+    Nonfinite,
     /// No token of the batch has a label that counts.
     NoLabels,
 }
@@ -112,7 +111,7 @@ impl Skip {
         match applied {
             1.0 => None,
             0.0 => Some(Skip::NoLabels),
-            _ => Some(Skip::NonFinite),
+            _ => Some(Skip::Nonfinite),
         }
     }
 }

@@ -528,7 +528,9 @@ fn run(
     let steps = options.steps(plan);
     let batch_size = plan.run.global_batch;
     let signals = options.signals.as_deref();
-    signals.inspect(|it| it.begin());
+    if let Some(it) = signals {
+        it.begin();
+    }
     let mut stop = None;
     if position.step >= steps {
         let done = position.step;
@@ -560,7 +562,7 @@ fn run(
             true => traced_step(session, &batch, lr, step, trace.as_deref_mut())?,
             false => session.step(&batch, lr, step)?,
         };
-        if report.skipped == Some(Skip::NonFinite) {
+        if report.skipped == Some(Skip::Nonfinite) {
             report = nonfinite.look_into(session, &batch, report, on_event)?;
         }
         if lines.is_any() || options.memory && options.logs(step, steps) {
@@ -570,7 +572,7 @@ fn run(
         lines.write(&mut report);
         on_event(Event::Step(&report));
         nonfinite.count(&report, options.on_nonfinite)?;
-        let finite = report.skipped != Some(Skip::NonFinite);
+        let finite = report.skipped != Some(Skip::Nonfinite);
         position = Position { step, sample: position.sample + batch_size, finite, ..position };
         let wish = match step < steps {
             true => session.agree(step, signals.and_then(Signals::wish))?,
@@ -610,7 +612,7 @@ fn run(
 /// The steps that were not finite.
 #[derive(Debug, Default)]
 struct Nonfinite {
-    /// How many there were since the last step that was applied.
+    /// The number of them since the last step that was applied.
     in_a_row: u64,
     /// One has been repeated, to find where it begins.
     is_searched: bool,
@@ -646,7 +648,7 @@ impl Nonfinite {
     /// Counts a step that was reported; an error if too many in a row were not finite.
     fn count(&mut self, report: &StepReport, on_nonfinite: OnNonfinite) -> Result<(), RunError> {
         match report.skipped {
-            Some(Skip::NonFinite) => self.in_a_row += 1,
+            Some(Skip::Nonfinite) => self.in_a_row += 1,
             Some(Skip::NoLabels) => {}
             None => self.in_a_row = 0,
         }

@@ -82,7 +82,7 @@ fn check(mesh: &str, set: &[(&str, &str)]) {
     // An infinite weight of a norm makes all that follows infinite or no number.
     let weight = run.fill("norm.weight", f32::INFINITY);
     let report = run.step(1);
-    assert_eq!(report.skipped, Some(Skip::NonFinite), "{what}");
+    assert_eq!(report.skipped, Some(Skip::Nonfinite), "{what}");
     run.put_back("norm.weight", &weight);
     for (name, before) in &before {
         assert!(state(&run.session)[name] == *before, "{what}: `{name}` changed");
@@ -117,10 +117,10 @@ fn the_first_number_that_is_not_finite_is_traced() {
         let run = Run::new(mesh, &[]);
         run.step(0);
         run.fill("lm_head.weight", 3e38);
-        assert_eq!(run.step(1).skipped, Some(Skip::NonFinite));
+        assert_eq!(run.step(1).skipped, Some(Skip::Nonfinite));
         let before = state(&run.session);
         let (report, found) = run.session.search_step(&run.batches[1], 1e-2, 2).unwrap();
-        assert_eq!(report.skipped, Some(Skip::NonFinite), "the repeat is skipped, too");
+        assert_eq!(report.skipped, Some(Skip::Nonfinite), "the repeat is skipped, too");
         assert!(state(&run.session) == before, "the repeat leaves no trace");
         assert_eq!(found.len() as u64, run.session.plan().mesh.n_ranks());
         for (rank, text) in found.iter().enumerate() {

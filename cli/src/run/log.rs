@@ -237,7 +237,7 @@ impl<'a> Log<'a> {
         let mut warnings = report.warnings.clone();
         if let Some(skip) = report.skipped {
             let (count, why) = match skip {
-                Skip::NonFinite => (0, "the loss or the norm of the gradients is not finite"),
+                Skip::Nonfinite => (0, "the loss or the norm of the gradients is not finite"),
                 Skip::NoLabels => (1, "no label of its batch counts"),
             };
             self.skipped[count] += 1;
