@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 
 use checkpoint::Checkpoint;
 use checkpoint::pickle::Value;
-use ir::plan::Role;
 use kernels::Proved;
 use runtime::{Event, LoadOptions, LoadReport, RunError, SaveOptions, Session, TrainOptions};
+
+pub use tests::state;
 
 /// A Llama of two layers. Few of its sizes are divisible by more than two, and half of its parameters do
 /// not decay.
@@ -145,16 +146,6 @@ pub fn refused(plan: &Proved, load: LoadOptions) -> RunError {
         Ok(_) => panic!("it loads"),
         Err(error) => error,
     }
-}
-
-/// All that outlives a step, as bits, by name: gathered.
-pub fn state(session: &Session) -> BTreeMap<String, Vec<u32>> {
-    let plan = session.plan();
-    let kept = plan.buffers.values().filter(|it| matches!(it.role, Role::Param | Role::State));
-    let bits = |name: &str| {
-        session.read(name).unwrap().data.iter().map(|it| it.to_bits()).collect::<Vec<u32>>()
-    };
-    kept.map(|it| (it.name.clone(), bits(&it.name))).collect()
 }
 
 /// The bytes of a tensor of a checkpoint.

@@ -1,9 +1,7 @@
 //! Steps that are skipped: nothing of them is left, and the first number that is not finite is traced to its instruction.
 
-use std::collections::BTreeMap;
-
-use ir::plan::Role;
 use runtime::{Batch, Data, Session, Skip, StepReport};
+use tests::state;
 
 use crate::harness::{compile, start};
 
@@ -30,16 +28,6 @@ const MODEL: &str = r#"Model(
         CrossEntropy(),
     ],
 )"#;
-
-/// All that outlives a step, as bits, by name.
-fn state(session: &Session) -> BTreeMap<String, Vec<u32>> {
-    let kept = session.plan().buffers.values();
-    let kept = kept.filter(|it| matches!(it.role, Role::Param | Role::State));
-    let bits = |name: &str| {
-        session.read(name).unwrap().data.iter().map(|it| it.to_bits()).collect::<Vec<u32>>()
-    };
-    kept.map(|it| (it.name.clone(), bits(&it.name))).collect()
-}
 
 struct Run {
     session: Session,
