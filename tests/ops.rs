@@ -111,7 +111,7 @@ fn every_op_has_samples() {
     }
 }
 
-/// What is not in a model's forward pass is not what the model means, unless a recipe put it there.
+/// An op outside a model's forward pass stands for no op of the model, unless a recipe put it there.
 #[test]
 fn ops_that_stand_for_others_come_from_recipes() {
     for &kind in OpKind::ALL {

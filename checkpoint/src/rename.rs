@@ -36,12 +36,12 @@ impl Renames {
 }
 
 impl Rename {
-    /// Whether it renames a key.
+    /// Returns true if the rule renames a key.
     pub fn matches(&self, key: &str) -> bool {
         self.whole.matches(key)
     }
 
-    /// As it was written.
+    /// Returns the rule as the user wrote it.
     pub fn as_str(&self) -> &str {
         &self.text
     }
@@ -64,7 +64,7 @@ impl Rename {
     }
 }
 
-/// Whether a pattern without stars matches the characters from `at` on, as many as it has.
+/// Returns true if a pattern without stars matches the characters from `at` on, as many as the pattern has.
 fn fits((pattern, len): &(NamePattern, usize), chars: &[char], at: usize) -> bool {
     let text: Option<String> = chars.get(at..at + len).map(|it| it.iter().collect());
     text.is_some_and(|it| pattern.matches(&it))

@@ -108,7 +108,7 @@ pub(crate) fn parse(file: &[u8]) -> Result<(usize, safetensors::tensor::Metadata
     }
 }
 
-/// What the library refuses, in words.
+/// The reason for which the library refuses a file, in words.
 fn refused(file: &[u8], error: &SafeTensorError) -> Broken {
     let header = |why: String| Broken::at(8, why);
     match error {

@@ -42,7 +42,7 @@ pub struct Position {
     pub sample: u64,
     /// The seed of data, dropout and initial weights.
     pub seed: u64,
-    /// Whether the loss and the gradients of the last step were finite. If not, it was skipped.
+    /// True if the loss and the gradients of the last step were finite. Otherwise the step was skipped.
     pub finite: bool,
 }
 

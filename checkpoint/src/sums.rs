@@ -78,7 +78,7 @@ impl Sum {
         self.pieces.len().max(1) as u64
     }
 
-    /// Whether the checksums of the pieces make up that of the item.
+    /// Returns true if the checksums of the pieces make up that of the item.
     pub(crate) fn is_consistent(&self) -> bool {
         let piece = |it: u64| {
             let (bytes, crc32) = self.piece(it);
@@ -104,9 +104,9 @@ pub struct Summing {
     /// Checksums and lengths of the pieces, the first without the head.
     pieces: Vec<(u32, u64)>,
     current: Hasher,
-    /// How many bytes that has.
+    /// The bytes of the current piece so far.
     len: u64,
-    /// How many more the piece takes.
+    /// The bytes that the current piece still takes.
     room: u64,
 }
 

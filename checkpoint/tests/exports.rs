@@ -15,7 +15,7 @@ use memory::{alone, peak};
 
 /// A side of the matrices, which have 64 MiB in f32.
 const SIDE: u64 = 4096;
-/// What a band, its conversion and its transpose take, and the buffer of the file.
+/// The memory of a band, of its conversion and its transpose, and of the buffer of the file.
 const MOST: usize = 40 << 20;
 
 /// Weights go out in bands, whether they are stored as they are or transposed, as GPT-2's.

@@ -122,7 +122,7 @@ pub fn failure(error: &CheckpointError) -> Box<Failure> {
     Failure::new(error.code(), text).help(help)
 }
 
-/// What to do about a file that cannot be written.
+/// The help for a file that cannot be written.
 pub const WRITING: &str = "`df -h` and `df -i` show the space that is left, `ls -ld` who may write there; a quota, or \
                            a limit of `ulimit -f`, ends writing too";
 

@@ -217,8 +217,8 @@ impl File<'_> {
         Ok(Variant { model, mesh, options: self.options(args) })
     }
 
-    /// How to compile what it holds. A release build does not look for the pass that breaks a model, which tests do; IR
-    /// may have been edited into what no test has.
+    /// Returns the options to compile the file with. A release build does not look for the pass that breaks a model,
+    /// which tests do; IR may have been edited into what no test has.
     pub fn options(&self, args: &ModelArgs) -> codegen::Options {
         let verification = match cfg!(debug_assertions) || self.is_program() {
             true => Verification::EveryPass,

@@ -21,14 +21,14 @@ pub struct ForceArgs {
     pub force: bool,
 }
 
-/// What a command writes.
+/// A format that a command writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     /// A plan, IR, or the meaning of a plan.
     Program,
     /// The page of `inspect --html`.
     Page,
-    /// What `verify` proved.
+    /// The properties that `verify` proved.
     Certificate,
     /// A model, which its user edits: none is taken for planc's.
     Model,
@@ -45,11 +45,11 @@ pub enum Format {
 pub struct Output<'a> {
     /// The option that names it.
     pub flag: &'a str,
-    /// Where.
+    /// The path that the user gave.
     pub path: &'a Path,
-    /// What.
+    /// The format of its content.
     pub format: Format,
-    /// Whether it may take the place of anything.
+    /// True if the file may replace any other file.
     pub force: bool,
 }
 
@@ -110,7 +110,7 @@ impl Output<'_> {
     }
 }
 
-/// Whether two paths lead to one file, which may have several names.
+/// Returns true if two paths lead to one file, which may have several names.
 pub fn is_same_file(a: &Path, b: &Path) -> bool {
     let identity = |it: &Path| fs::metadata(it).map(|it| (it.dev(), it.ino()));
     a == b || matches!((identity(a), identity(b)), (Ok(a), Ok(b)) if a == b)
@@ -135,7 +135,7 @@ impl Format {
         (Format::Manual, "a manual page of planc"),
     ];
 
-    /// Whether a file of planc's in this format begins so.
+    /// Returns true if a file that planc wrote in this format begins like this.
     fn is_in(self, head: &[u8]) -> bool {
         let text = String::from_utf8_lossy(head);
         let mut lines = text.lines();
@@ -172,7 +172,7 @@ impl Format {
     }
 }
 
-/// What a file seems to be, by its first bytes.
+/// Describes a file by its first bytes.
 fn seems(head: &[u8]) -> String {
     if let Some((_, name)) = Format::ALL.iter().find(|it| it.0.is_in(head)) {
         return name.to_string();

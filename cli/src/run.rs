@@ -93,7 +93,7 @@ enum TokenType {
     U32,
 }
 
-/// What a step that is not finite leads to.
+/// The reaction to a step that is not finite.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum NonfiniteArg {
     /// Go on with the next batch.
@@ -238,7 +238,7 @@ impl Args {
     }
 }
 
-/// Whether a file of a checkpoint could not be written.
+/// Returns true if a file of a checkpoint could not be written.
 fn is_of_writing(error: &RunError) -> bool {
     match error {
         RunError::Checkpoint(it) => {

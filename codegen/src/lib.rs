@@ -25,7 +25,8 @@ pub struct Options {
     pub dump_after: Vec<String>,
     /// How far ahead communication runs.
     pub schedule: ScheduleOverlap,
-    /// When passes are verified; with [`Verification::EveryPhase`], plans only by their proof at the end.
+    /// The passes after which programs are verified. With [`Verification::EveryPhase`], only the proof at the end
+    /// checks plans.
     pub verification: Verification,
 }
 

@@ -278,7 +278,7 @@ define_ops! {
 
 /// What it means to be an op. A newcomer reads this trait and one neighbour.
 pub trait OpDef: Sized + Into<Op> {
-    /// What puts the op into a program. Default: a model.
+    /// The origins of the op in a program. Default: a model.
     const ORIGINS: &'static [Origin] = &[Origin::Model];
 
     /// Result types, or why the operands do not fit.
@@ -361,7 +361,7 @@ pub trait OpDef: Sized + Into<Op> {
 /// Real attributes of an op; see [`OpDef::numbers`].
 pub type Numbers = SmallVec<[Ranged; 4]>;
 
-/// What puts an op into a program.
+/// A part of planc, or the model, that puts an op into a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// A model has it in its forward pass.

@@ -38,7 +38,7 @@ use crate::{Pass, PassError};
 /// How much dearer it is to move what the user placed, a weight or a batch of data, than an activation
 /// of the same size.
 const PLACED_PENALTY: f64 = 100.0;
-/// The same for the second walk, which moves it only if nothing else is legal.
+/// The same penalty for the second walk, which moves it only if nothing else is legal.
 const STAYS_PENALTY: f64 = 1e9;
 /// What a partial result costs later, as a share of its all-reduce: a reduce-scatter may do, but no
 /// less.

@@ -73,9 +73,9 @@ pub struct DataRecord {
 /// A file of data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileRecord {
-    /// Where it was.
+    /// The path at which it was.
     pub path: PathBuf,
-    /// Its size.
+    /// The size of the file.
     pub bytes: u64,
     /// BLAKE3 of what [`Data::record`] hashes of it; absent on ranks that hash nothing.
     pub digest: Option<String>,
@@ -203,7 +203,7 @@ impl Data {
         Data { run: run.clone(), source: Source::Synthetic { seed } }
     }
 
-    /// What checkpoints say of the data. With `hash`, each file has a digest of its size and its content; of a file
+    /// Describes the data for checkpoints. With `hash`, each file has a digest of its size and its content; of a file
     /// beyond `256 MiB / files` (64 KiB at least, 64 MiB at most), of 16 pieces of that size in all: the first bytes,
     /// the last, and pieces evenly between.
     pub fn record(&self, hash: bool) -> Result<DataRecord, RunError> {
@@ -537,7 +537,7 @@ impl Element {
 mod tests {
     use super::*;
 
-    /// What lies between the pieces of a large file is not hashed; size, ends and pieces are.
+    /// Size, ends and pieces of a large file are hashed, and the bytes between the pieces are not.
     #[test]
     fn digests_of_large_files_are_of_pieces() {
         let bytes = vec![0; 1 << 20];

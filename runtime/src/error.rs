@@ -300,10 +300,10 @@ pub enum RunError {
     JobSecret {
         /// `PLANC_JOB_SECRET`, or a file.
         from: String,
-        /// What is wrong with it, and what would fix it; never the secret.
+        /// The mistake and its remedy; never the secret.
         why: String,
     },
-    /// Why a rank has no plan to run.
+    /// A rank without a plan to run.
     #[error("{message}")]
     NoPlan {
         /// The code of what is wrong with it.
@@ -400,7 +400,7 @@ pub enum RunError {
     Nonfinite {
         /// The last of them, from 1.
         step: u64,
-        /// How many there were since the last step that was applied.
+        /// The number of such steps since the last step that was applied.
         in_a_row: u64,
     },
     /// A file that cannot be read or written.

@@ -33,7 +33,7 @@ pub struct LaunchFlags {
     pub world_size: Option<u64>,
     /// Number among the ranks on this machine.
     pub local_rank: Option<u32>,
-    /// Where rank 0 is reached: `host:port`.
+    /// The address of rank 0: `host:port`.
     pub master: Option<String>,
     /// The address that rank 0 listens on, if the master's is none of its machine's.
     pub listen: Option<String>,
@@ -65,7 +65,7 @@ pub struct Process {
     pub master: Master,
 }
 
-/// Where rank 0 listens, and what those who come must know.
+/// The address of rank 0, and the knowledge that a rank must prove there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Master {
     /// A name or address.
@@ -78,11 +78,11 @@ pub struct Master {
     pub one_machine: bool,
     /// The address that rank 0 listens on, if not on the master's.
     pub listen: Option<String>,
-    /// What only the ranks of this run know.
+    /// The secret that only the ranks of this run know.
     pub secret: Option<Secret>,
 }
 
-/// How long ranks wait for each other.
+/// The times that ranks wait for each other.
 #[derive(Debug, Clone, Copy)]
 pub struct Waits {
     /// To meet.
@@ -147,7 +147,7 @@ impl Launch {
         Ok(Launch::Process(process))
     }
 
-    /// What the user of rank 0 should know of where it listens, and of who is let in.
+    /// Warnings for the user of rank 0 about the address it listens on, and about who is let in.
     pub fn warnings(&self) -> Vec<String> {
         match self {
             Launch::Process(it) if it.rank == 0 && it.world_size > 1 => it.master.warnings(),

@@ -83,8 +83,8 @@ impl Write for OutputFile {
     }
 }
 
-/// Whether bytes go where a path leads, as no other file can take its place: a device, a pipe, a link to nothing, or a
-/// descriptor of this process (`/dev/stdout`), whatever that is.
+/// Returns true if bytes go where a path leads, as no other file can take its place: a device, a pipe, a link to
+/// nothing, or a descriptor of this process (`/dev/stdout`), whatever that is.
 pub fn is_direct(path: &Path) -> bool {
     let descriptors = ["/dev/stdout", "/dev/stderr", "/dev/fd", "/proc"];
     let by_name = descriptors.iter().any(|it| path.starts_with(it));

@@ -94,7 +94,7 @@ impl Place {
         }
     }
 
-    /// Whether this machine has what runs instructions.
+    /// Checks that this machine has the device that runs instructions.
     fn check_device(&self) -> Result<(), RunError> {
         match self.device {
             Device::Cpu => Ok(()),
@@ -102,7 +102,7 @@ impl Place {
         }
     }
 
-    /// How long nothing may move before a rank ends the run.
+    /// The time for which nothing may move before a rank ends the run.
     fn stall(&self) -> Result<Duration, RunError> {
         self.timeout.map_or_else(|| Ok(CudaOptions::from_env()?.timeout), Ok)
     }

@@ -80,7 +80,7 @@ pub struct StepReport {
     pub loss: Option<f32>,
     /// Result `grad_norm`, if the plan has it.
     pub grad_norm: Option<f32>,
-    /// Why weights and states are as they were before the step, if they are.
+    /// The reason for which weights and states are as they were before the step, if they are.
     pub skipped: Option<Skip>,
     /// All results of the plan.
     pub results: Results,
@@ -224,7 +224,8 @@ impl Session {
         self.hosted.ranks.iter().map(|it| it.rank).collect()
     }
 
-    /// What all ranks of the run do after this step, given what this process wishes; see [`Control::agree`].
+    /// Agrees with all ranks of the run on an action after this step, given the wish of this process; see
+    /// [`Control::agree`].
     pub fn agree(&self, step: u64, wish: Option<Wish>) -> Result<Option<Wish>, RunError> {
         self.hosted.ranks[0].control.agree(step, wish)
     }

@@ -100,7 +100,7 @@ pub struct Trace<'a> {
     plan: &'a Plan,
     path: PathBuf,
     out: OutputFile,
-    /// Why nothing more is written.
+    /// The error after which nothing more is written.
     error: Option<RunError>,
     /// Somebody has heard of the error.
     told: bool,
@@ -211,7 +211,7 @@ impl<'a> Trace<'a> {
         self.flush();
     }
 
-    /// Why the trace cannot be written; once.
+    /// Returns, once, the error for which the trace cannot be written.
     pub fn failure(&mut self) -> Option<&RunError> {
         let told = std::mem::replace(&mut self.told, self.error.is_some());
         self.error.as_ref().filter(|_| !told)

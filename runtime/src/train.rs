@@ -38,7 +38,7 @@ pub struct TrainOptions {
     pub data: Vec<PathBuf>,
     /// Element type of `.bin` files.
     pub token_width: Option<TokenWidth>,
-    /// Whether data may be other than that of the checkpoint to go on from; without files, it is synthetic then.
+    /// True if the data may differ from that of the checkpoint to go on from; without files, it is synthetic then.
     pub change_data: bool,
     /// `.safetensors` files with all parameters; none for initial values.
     pub weights: Vec<PathBuf>,
@@ -54,7 +54,7 @@ pub struct TrainOptions {
     pub memory: bool,
     /// Seed of initial weights, dropout and synthetic data.
     pub seed: Option<u64>,
-    /// What a step whose loss or gradients are not finite leads to.
+    /// The reaction to a step whose loss or gradients are not finite.
     pub on_nonfinite: OnNonfinite,
     /// When and where to save; never, if not given.
     pub save: Option<SaveOptions>,
@@ -62,13 +62,13 @@ pub struct TrainOptions {
     pub load: Option<LoadOptions>,
     /// Whether to start where there is no checkpoint to go on from.
     pub resume: bool,
-    /// What ends the run early, or has it save.
+    /// Signals that end the run early, or have it save.
     pub signals: Option<Arc<Signals>>,
     /// Where to run.
     pub place: Place,
 }
 
-/// What training does with a step whose loss, or norm of gradients, is not finite. Such a step never changes weights or
+/// The reaction to a step whose loss, or norm of gradients, is not finite. Such a step never changes weights or
 /// states.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnNonfinite {
@@ -124,7 +124,7 @@ pub struct Stop {
     pub signal: u8,
     /// The last step.
     pub step: u64,
-    /// Whether its checkpoint is there.
+    /// True if its checkpoint is there.
     pub saved: bool,
 }
 
@@ -148,7 +148,7 @@ pub struct StepLine {
     pub seconds: f64,
     /// Bytes of the fullest rank of the process that reports, if it was asked.
     pub memory_bytes: Option<u64>,
-    /// Why the step changed neither weights nor states, if it did not.
+    /// The reason for which the step changed neither weights nor states, if it did not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub skipped: Option<Skip>,
 }
@@ -268,11 +268,11 @@ struct Start {
     position: Position,
     loaded: Option<Loaded>,
     data: Data,
-    /// What checkpoints are to say of the data.
+    /// The description of the data in checkpoints.
     record: DataRecord,
     /// Files that the checkpoint names, where none are given.
     named: Vec<PathBuf>,
-    /// What the user should know of the data.
+    /// Warnings about the data.
     warnings: Vec<String>,
     /// The same on all ranks, and differs between runs.
     run: String,
@@ -403,7 +403,7 @@ fn none_differs(loaded: &Loaded, differences: Vec<String>) -> Result<(), RunErro
     }
 }
 
-/// What the user should know of data that is not, or may not be, that of the checkpoint.
+/// Warnings about data that is not, or may not be, that of the checkpoint.
 fn data_warnings(loaded: &Loaded, then: Option<&DataRecord>, now: &DataRecord) -> Vec<String> {
     let sample = loaded.sample;
     let other = || format!("going on with sample {sample} of other data than before");
@@ -713,7 +713,7 @@ fn traced_step(
     Ok(report)
 }
 
-/// What a run says of a file for people to look at that it goes on without.
+/// The warning about a file for people to look at that a run goes on without.
 fn not_written(error: &RunError) -> String {
     format!("{error} [{}]; the run goes on without", error.code())
 }

@@ -58,7 +58,7 @@ impl Fused {
 /// Reads the rows of parameter `part` out of the tensor `key` into `out`, which is the parameter, as `to`.
 ///
 /// # Errors
-/// Those of [`Checkpoint::read`].
+/// Returns the errors of [`Checkpoint::read`].
 ///
 /// # Panics
 /// If the tensor has not the shape that `fused` says.
@@ -98,7 +98,7 @@ pub fn read_param(
 /// their order, some `BAND` at a time.
 ///
 /// # Errors
-/// Those of [`Checkpoint::read`] and of `put`.
+/// Returns the errors of [`Checkpoint::read`] and of `put`.
 ///
 /// # Panics
 /// If a parameter has not the shape that `fused` says.

@@ -194,9 +194,9 @@ const ASIDE: &str = ".tmp.tmp";
 /// The checkpoints that stay when there is a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Keep {
-    /// How many of the newest, the new one included.
+    /// The number of the newest checkpoints, the new one included.
     pub newest: u64,
-    /// The step of one that stays besides.
+    /// The step of another checkpoint that stays.
     pub good: Option<u64>,
 }
 
@@ -331,7 +331,7 @@ impl StepFolder {
         Ok(aside)
     }
 
-    /// Where a checkpoint goes that may go back.
+    /// The path of a checkpoint that is put aside and may go back.
     fn aside(&self, name: &str) -> PathBuf {
         self.root.join(format!(".{name}.{}{ASIDE}", self.run))
     }

@@ -279,7 +279,7 @@ impl Holder {
         Box::new(LockHolder { path: root.to_path_buf(), run, user, host, pid })
     }
 
-    /// Whether the process lives; `None` if that cannot be seen from here.
+    /// Returns true if the process lives, and `None` if that cannot be seen from here.
     fn lives(&self) -> Option<bool> {
         let this = Holder::this("");
         // The system may hide the processes of other users.

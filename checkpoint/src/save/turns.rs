@@ -39,7 +39,7 @@ struct State {
     done: [bool; 2],
     /// Operations that each job may still do.
     left: [u64; 2],
-    /// Of 256, how often a job keeps the turn.
+    /// The number of turns, of 256, that a job keeps.
     stays: u64,
 }
 
@@ -81,18 +81,18 @@ impl Turns {
     }
 }
 
-/// What a job does.
+/// The actions of a job.
 #[derive(Debug, Clone)]
 struct Job {
     run: String,
     /// The step that it goes on from; the newest, if none is given.
     from: Option<u64>,
     keep: Option<u64>,
-    /// Whether it takes any other job for dead.
+    /// True if it takes any other job for dead.
     takes_over: bool,
 }
 
-/// What a job came to.
+/// The outcome of a job.
 #[derive(Debug, Clone)]
 struct Came {
     /// The newest step when it got the lock.

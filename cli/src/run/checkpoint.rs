@@ -103,7 +103,7 @@ impl CheckpointArgs {
         self.resume
     }
 
-    /// Whether data may be other than the checkpoint's.
+    /// Returns true if the data may differ from the checkpoint's.
     pub fn change_data(&self) -> bool {
         self.change_data
     }

@@ -213,7 +213,7 @@ impl<'a> Log<'a> {
         self.say(&Line::Stopped { signal, step, saved }, text);
     }
 
-    /// What has ended the run before its last step, if something has.
+    /// The signal that has ended the run before its last step, if one has.
     pub fn stop(&self) -> Option<Stop> {
         self.stop
     }

@@ -309,7 +309,7 @@ fn nothing_is_replaced_unasked() {
     assert_eq!(folder.read("ckpt/latest"), "step-1");
 }
 
-/// What the library of that name refuses: every command that reads such a file says so.
+/// Every command that reads such a file refuses what the library of that name refuses.
 #[test]
 fn safetensors_that_are_none_are_refused_everywhere() {
     let folder = Folder::new("no_safetensors", &[]);

@@ -20,7 +20,7 @@ use crate::ops::{Cast, Reshard};
 use crate::placement::{self, DimLayout, Placement, Sharding};
 use crate::{TensorType, Value};
 
-/// How a parameter starts.
+/// The initial values of a parameter.
 #[derive(Debug, Clone, Copy)]
 pub struct Start {
     /// The distribution.

@@ -101,7 +101,8 @@ pub(crate) struct AdamStep<T> {
 }
 
 impl<T: Real> AdamStep<T> {
-    /// From the attributes, and the scalar operands of one of the Adams. `None` if the update is not applied.
+    /// Computes the numbers from the attributes and the scalar operands of an Adam. Returns `None` if the update is
+    /// not applied.
     pub(crate) fn new(
         [beta1, beta2, eps]: [Number; 3],
         inputs: &[View<'_, T>],
@@ -130,7 +131,7 @@ impl<T: Real> AdamStep<T> {
     }
 }
 
-/// Whether an optimizer's last operand, `applied`, says that its update counts.
+/// Returns true if an optimizer's last operand, `applied`, says that its update counts.
 pub(crate) fn is_applied<T: Real>(inputs: &[View<'_, T>]) -> bool {
     inputs[inputs.len() - 1].data[0].to_f64() == 1.0
 }
@@ -163,7 +164,8 @@ pub(crate) fn adam_reference<T: Real>(
 }
 
 impl AdamW {
-    /// How many operands an Adam replaces: `p`, `m`, `v` and `t`. Its first results are the new ones, in this order.
+    /// The number of operands that an Adam replaces: `p`, `m`, `v` and `t`. Its first results are the new ones, in
+    /// this order.
     pub const STATES: usize = 4;
     /// Range of both decay rates.
     pub const BETA: RealRange = RealRange::Fraction;

@@ -28,7 +28,7 @@ struct Step {
     entry: &'static str,
     /// How many of `p`, `m`, `v` there are.
     states: usize,
-    /// Whether `t` follows them.
+    /// True if `t` follows them.
     counts: bool,
     /// Its numbers.
     numbers: Vec<Arg>,

@@ -74,7 +74,7 @@ pub(crate) struct Loaded {
     pub step: u64,
     /// The next sample.
     pub sample: u64,
-    /// Whether the last step was finite.
+    /// True if the last step was finite.
     finite: bool,
     /// The seed that it was saved with.
     pub seed: Option<u64>,

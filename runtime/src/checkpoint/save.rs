@@ -463,7 +463,7 @@ impl Work {
     }
 }
 
-/// Whether another run has the folder by now.
+/// Returns true if another run has the folder by now.
 fn is_lost(error: &RunError) -> bool {
     matches!(error, RunError::Checkpoint(it) if matches!(**it, CheckpointError::LockLost { .. }))
 }

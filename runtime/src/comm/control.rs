@@ -28,8 +28,9 @@ pub trait Control: Send + Sync {
     }
     /// As [`Control::broadcast`], of what rank 0 may take so long to find out.
     fn broadcast_after(&self, bytes: Option<Vec<u8>>, work: Duration) -> Result<Vec<u8>, RunError>;
-    /// What all ranks do after this step, which this rank has done. Every rank calls it after every step but the last
-    /// and gives its wish, if it has one. A wish of one process becomes what all do, after this step or a later one.
+    /// Agrees with all ranks on an action after this step, which this rank has done. Every rank calls it after every
+    /// step but the last and gives its wish, if it has one. A wish of one process becomes what all do, after this step
+    /// or a later one.
     fn agree(&self, step: u64, wish: Option<Wish>) -> Result<Option<Wish>, RunError>;
     /// Ends all ranks, wherever they run; the first error is the one that they end with.
     fn fail(&self, error: RunError);
@@ -42,7 +43,7 @@ pub trait Control: Send + Sync {
     fn positions(&self, limit: Duration) -> Vec<Option<String>>;
 }
 
-/// What a signal asks of a run. Of several wishes the greatest is granted.
+/// The action that a signal asks of a run. Of several wishes the greatest is granted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wish {
     /// To save.

@@ -34,17 +34,17 @@ use crate::error::RunError;
 /// The bytes that a connection starts with, in both directions. The last is the version of the protocol.
 const MAGIC: [u8; 8] = *b"planc\r\n\x02";
 
-/// How long the other end may take for the whole handshake.
+/// The time that the other end may take for the whole handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// How long a rank gives a port in its first round over all ports; twice that in the next, up to
+/// The time that a rank gives a port in its first round over all ports; twice that in the next, up to
 /// [`HANDSHAKE`]. Rank 0 answers at once, and something else that is silent must not keep a rank from it.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// How long rank 0 waits for the master's name to be an address of its machine.
+/// The time that rank 0 waits for the master's name to be an address of its machine.
 const NAMING: Duration = Duration::from_secs(10);
 
-/// How much longer than its own time a rank waits that rank 0 has taken in: rank 0 may have started later, and knows
+/// The time beyond its own that a rank waits which rank 0 has taken in: rank 0 may have started later, and knows
 /// which ranks are missing.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -63,7 +63,7 @@ pub struct Meeting<'a> {
     pub timeout: Duration,
     /// For ranks that are lost later.
     pub pulse: Pulse,
-    /// How much ranks take from each other.
+    /// The sizes of messages that ranks take from each other.
     pub limits: Limits,
 }
 
@@ -250,7 +250,7 @@ impl Master {
         Ok(res)
     }
 
-    /// What a user should know of where rank 0 listens and who is let in.
+    /// Warnings for the user about the address that rank 0 listens on, and about who is let in.
     pub(super) fn warnings(&self) -> Vec<String> {
         let Some(secret) = &self.secret else {
             let addresses = self.addresses().unwrap_or_default();

@@ -105,9 +105,9 @@ pub(super) const NONCE: usize = 32;
 /// The random bytes of both ends of one connection.
 #[derive(Debug, Clone, Copy)]
 pub struct Nonces {
-    /// Those of the rank that connects.
+    /// The bytes of the rank that connects.
     pub other: [u8; NONCE],
-    /// Those of rank 0.
+    /// The bytes of rank 0.
     pub first: [u8; NONCE],
 }
 
@@ -145,7 +145,7 @@ impl Key {
         self.labelled("planc proof", sender, nonces).finalize().into_bytes().into()
     }
 
-    /// Whether that is the proof of `sender`. The time it takes does not depend on how far both agree.
+    /// Returns true if that is the proof of `sender`. The time it takes does not depend on how far both agree.
     pub fn accepts(&self, sender: Sender, nonces: &Nonces, proof: &[u8]) -> bool {
         self.labelled("planc proof", sender, nonces).verify_slice(proof).is_ok()
     }

@@ -28,7 +28,7 @@ const SECRET: &str = "the ranks of the test know this";
 /// The value of a fact, which no stranger may hear.
 const PLAN: &str = "6f12a907";
 
-/// What a connection starts with.
+/// The first bytes of a connection.
 const MAGIC: &[u8; 8] = b"planc\r\n\x02";
 
 /// Bytes of a nonce, and of a proof.
@@ -52,7 +52,7 @@ fn meet(rank: u64, world_size: u64, port: u16) -> Hosted {
     Hosted::process(&process, facts, (waits, Limits { data: 4096 }), Ok(())).expect("they meet")
 }
 
-/// What is known to a stranger.
+/// The knowledge of a stranger.
 struct World {
     port: u16,
     /// The bytes that a rank of this job once sent to rank 0, on another port.
@@ -213,7 +213,7 @@ fn rest(stream: &mut TcpStream) -> Vec<u8> {
     res
 }
 
-/// What a rank of this job says to rank 0 until it has joined, as one hears it who stands between them.
+/// The bytes that a rank of this job sends to rank 0 until it has joined, as a relay between them hears them.
 fn record() -> Vec<u8> {
     let (port, relay) = (free_port(), TcpListener::bind(("127.0.0.1", 0)).expect("a port"));
     let between = relay.local_addr().expect("bound").port();

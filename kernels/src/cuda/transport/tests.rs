@@ -243,10 +243,10 @@ fn stored(values: &[f32], dtype: DType) -> Vec<u8> {
     }
 }
 
-/// What a destination holds before a step.
+/// The content of a destination before a step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Content {
-    /// What is overwritten.
+    /// Numbers that are overwritten.
     Garbage,
     /// Numbers, other ones on each rank, to which the step adds.
     Sum,

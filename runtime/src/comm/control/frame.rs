@@ -78,9 +78,9 @@ pub enum Refusal {
 pub struct Failure {
     /// The code of the error.
     pub code: String,
-    /// Its message, which names the rank.
+    /// The message of the error, which names the rank.
     pub message: String,
-    /// Whether it is our mistake.
+    /// True if it is our mistake.
     pub bug: bool,
 }
 
@@ -370,7 +370,7 @@ impl Frames {
         Frames { seal, sender, limits }
     }
 
-    /// How many bytes the frame has that starts so; those of a head as long as that is not complete.
+    /// Returns the bytes of a frame that starts like this, or those of a head while the head is not complete.
     pub fn needs(&self, start: &[u8]) -> io::Result<usize> {
         match start.first_chunk() {
             Some(&head) => Ok(HEAD + self.limits.length(head, self.sender)? + TAG),

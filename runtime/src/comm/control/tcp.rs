@@ -28,7 +28,7 @@ pub struct Pulse {
     pub silence: Duration,
     /// How long rank 0 stays to tell ranks that come late of a failure.
     pub linger: Duration,
-    /// How long a rank waits for a broadcast of rank 0, which may be alive and do nothing.
+    /// The time that a rank waits for a broadcast of rank 0, which may be alive and do nothing.
     pub answer: Duration,
 }
 
@@ -46,14 +46,14 @@ impl Default for Pulse {
 /// How long a full connection may keep a writer.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
 
-/// How many of the largest broadcasts, and how many calls, rank 0 may be ahead of a rank that reads them.
+/// The number of the largest broadcasts, and of calls, that rank 0 may be ahead of a rank that reads them.
 const AHEAD: usize = 8;
 const AHEAD_CALLS: usize = 1024;
 
 /// How long a rank that is done waits for rank 0 to be done, so that its last words arrive.
 const CLOSE_LIMIT: Duration = Duration::from_secs(5);
 
-/// How long another rank than rank 0 waits when the run has failed: for what it said of that to leave this machine.
+/// The time that a rank other than rank 0 waits when the run has failed, so that its last message leaves this machine.
 const PARTING: Duration = Duration::from_secs(1);
 
 /// One process's connections; see the [module docs](self).
@@ -92,9 +92,9 @@ struct State {
     positions: Vec<Option<String>>,
     /// The greatest wish that nobody has planned yet; on rank 0.
     wish: Option<Wish>,
-    /// What to do after which step.
+    /// Actions that were agreed, each with the step that it follows.
     plans: VecDeque<(u64, Wish)>,
-    /// By rank: it knows of the plan; on rank 0.
+    /// By rank, true if it knows of the newest of them; on rank 0.
     agreed: Vec<bool>,
     /// Connections that are still read.
     readers: usize,
@@ -244,7 +244,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Why rank 0 has no place for a rank; `None` if it waits for that rank.
+    /// Returns the reason for which rank 0 has no place for a rank; `None` if it waits for that rank.
     pub(crate) fn occupied(&self, rank: u64) -> Option<Occupied> {
         let state = lock(&self.state);
         if state.complete {
@@ -467,7 +467,7 @@ impl Drop for Tcp {
     }
 }
 
-/// Why rank 0 has no place for a rank.
+/// A reason for which rank 0 has no place for a rank.
 #[derive(Debug)]
 pub(crate) enum Occupied {
     /// All ranks are here.
@@ -494,7 +494,7 @@ pub(crate) fn remote(Failure { code, message, bug }: Failure) -> RunError {
     RunError::Remote { code: code.leak(), message, bug }
 }
 
-/// How a rank ended whose connection ended so.
+/// Describes the end of a rank by the error of its connection.
 fn how(error: &io::Error, pulse: Pulse) -> String {
     match error.kind() {
         io::ErrorKind::UnexpectedEof

@@ -32,7 +32,7 @@ const AT_ONCE: usize = 16;
 /// Descriptors that are left for files of the run.
 const RESERVE: u64 = 128;
 
-/// How often the desk looks whether the run is over.
+/// The time between two looks of the desk whether the run is over.
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 
 /// Raises the limit of this process, so that there are descriptors for all ranks, for those that wait and for files.
@@ -57,13 +57,13 @@ pub(super) struct Desk {
     pub(super) inner: Weak<Inner>,
     pub(super) fault: Arc<Fault>,
     pub(super) key: Key,
-    /// Whether only ranks of the job know the key.
+    /// True if only ranks of the job know the key.
     pub(super) is_secret: bool,
     pub(super) facts: Vec<(String, String)>,
     pub(super) host: String,
     pub(super) world_size: u64,
     pub(super) limits: Limits,
-    /// Who was turned away last because it differs, and in what.
+    /// The rank that was turned away last because it differs, and the difference.
     pub(super) turned_away: Arc<Mutex<Option<String>>>,
 }
 
@@ -76,7 +76,7 @@ struct Guest {
     stage: Stage,
 }
 
-/// What is expected of a guest.
+/// The message that a guest is to send next.
 enum Stage {
     /// The magic number and a nonce.
     Greeting,
@@ -86,7 +86,7 @@ enum Stage {
     Hello(Nonces, Frames),
 }
 
-/// What came of hearing a guest.
+/// The result of hearing a guest.
 enum Heard {
     /// More must come.
     Waits(Guest),
@@ -149,7 +149,7 @@ impl Desk {
         }
     }
 
-    /// Why this rank cannot be of the run.
+    /// Returns the reason for which this rank cannot be part of the run.
     fn look_at(&self, inner: &Inner, hello: &Hello) -> Option<Refusal> {
         // Whatever else is wrong with it: it is none of those that run, and must not end them.
         if inner.is_complete() {
@@ -196,7 +196,7 @@ impl Desk {
     }
 }
 
-/// Whether the run has not begun and lacks this rank.
+/// Returns true if the run has not begun and lacks this rank.
 fn waits_for(inner: &Inner, rank: u64) -> bool {
     !inner.is_complete() && inner.absent().iter().any(|&it| it as u64 == rank)
 }

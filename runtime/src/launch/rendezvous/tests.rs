@@ -324,7 +324,7 @@ fn rank_0_hears_where_all_were() {
     end(ranks);
 }
 
-/// With another secret, or none, a rank neither joins nor ends a run.
+/// A rank with another secret, or none, neither joins nor ends a run.
 #[test]
 fn ranks_with_another_secret_do_not_meet() {
     let port = free_port();
@@ -367,7 +367,7 @@ fn without_a_secret_a_rank_that_differs_is_turned_away() {
     end(ranks.into_iter().map(|it| it.expect("they met")).collect());
 }
 
-/// What was wrong with it is said by rank 0 if no other rank comes in its place.
+/// Rank 0 says what was wrong with it if no other rank comes in its place.
 #[test]
 fn rank_0_says_whom_it_turned_away() {
     let master = open_master(&[free_port()]);
@@ -382,7 +382,7 @@ fn rank_0_says_whom_it_turned_away() {
     assert!(error.contains(&away), "{error}");
 }
 
-/// What a busy machine takes for a rank to end; the impostors below would hold it for a minute.
+/// The time that a rank may take to end on a busy machine; the impostors below would hold it for a minute.
 const SLACK: Duration = Duration::from_secs(4);
 
 /// An impostor that sends a byte now and then, as the start of an answer, keeps nobody.
