@@ -60,9 +60,11 @@ bad = os.path.join(folder, "bad.bin")
 with open(bad, "wb") as it:
     it.write(struct.pack("<H", 9999) * 100000)
 check("token id beyond the vocabulary", end([start(["--mesh", mesh, "--data", bad, "--token-type", "u16"])], 60), ["9999", "vocabulary"])
-check("full disk under --metrics", end([start(["--mesh", mesh, "--steps", "3", "--metrics", "/dev/full"])], 60), ["/dev/full"])
-nan = end([start(["--mesh", mesh, "--steps", "5", "--set", "schedule=(lr: 1e30)"])], 60)
-check("loss is no number: trains on and warns", nan, ["loss is NaN"], code=0)
+full = end([start(["--mesh", mesh, "--steps", "3", "--metrics", "/dev/full"])], 60)
+check("full disk under --metrics: warns and goes on", full, ["/dev/full"], code=0)
+NAN = ["--mesh", mesh, "--steps", "8", "--set", "schedule=(lr: 1e30)"]
+check("steps that are not finite: skipped, with a warning", end([start(NAN)], 60), ["is not finite"], code=0)
+check("more than three of them in a row", end([start(NAN + ["--max-nonfinite", "3"])], 60), ["PL0517"])
 check("more ranks than GPUs", end([start(["--mesh", str(2 * gpus)])], 60), ["GPU"])
 if gpus > 1:
     long = ["--mesh", "2", "--steps", "1000000"]

@@ -347,12 +347,7 @@ fn find(meeting: &Meeting, failed: Failed, until: Instant) -> Result<(Link, Stri
             if !found.is_empty() && left().is_zero() {
                 break;
             }
-            match try_port(
-                meeting,
-                failed,
-                port,
-                left().clamp(Duration::from_millis(200), patience),
-            ) {
+            match try_port(meeting, failed, port, (patience, until)) {
                 Try::Joined(link, host) => return Ok((*link, host)),
                 Try::Refused(error) => return Err(error),
                 Try::NotYet(what) if !found.contains(&what) => found.push(what),
@@ -365,17 +360,25 @@ fn find(meeting: &Meeting, failed: Failed, until: Instant) -> Result<(Link, Stri
     }
 }
 
-/// Tries all addresses of the master with one port, each for at most `limit`.
-fn try_port(meeting: &Meeting, failed: Failed, port: u16, limit: Duration) -> Try {
+/// Tries all addresses of the master with one port. A service may be silent for `patience`; rank 0, once it has proved
+/// that it is that, may take until the handshake's or the meeting's end.
+fn try_port(
+    meeting: &Meeting,
+    failed: Failed,
+    port: u16,
+    (patience, end): (Duration, Instant),
+) -> Try {
     let addresses = match (meeting.master.host.as_str(), port).to_socket_addrs() {
         Ok(it) => it,
         Err(error) => return Try::NotYet(format!("no such host: {error}")),
     };
     let mut what = "no such host".to_string();
     for address in addresses {
-        let until = Instant::now() + limit;
-        what = match TcpStream::connect_timeout(&address, limit) {
-            Ok(stream) => match greet(meeting, failed, (stream, port), until) {
+        let now = Instant::now();
+        let left = end.saturating_duration_since(now).max(Duration::from_millis(200));
+        let limits = [patience, HANDSHAKE].map(|it| now + it.min(left));
+        what = match TcpStream::connect_timeout(&address, limits[0] - now) {
+            Ok(stream) => match greet(meeting, failed, (stream, port), limits) {
                 Try::NotYet(what) => what,
                 done => return done,
             },
@@ -389,10 +392,10 @@ fn greet(
     meeting: &Meeting,
     failed: Failed,
     (stream, port): (TcpStream, u16),
-    until: Instant,
+    [proof_until, joined_until]: [Instant; 2],
 ) -> Try {
     let answer = || Try::NotYet(format!("port {port} does not answer as planc"));
-    let mut timed = Timed { stream: &stream, until };
+    let mut timed = Timed { stream: &stream, until: proof_until };
     let Ok((nonces, proof)) = exchange(&mut timed) else { return answer() };
     let key = meeting.key();
     if !key.accepts(Sender::First, &nonces, &proof) {
@@ -400,6 +403,8 @@ fn greet(
             "port {port} is of another job, or of one with another secret than this rank's"
         ));
     }
+    // Rank 0 counts this rank as told once it has answered: a rank that hangs up before would look for it in vain.
+    timed.until = joined_until;
     let hello = Message::Hello(Hello {
         rank: meeting.rank,
         host: host_name(),

@@ -118,8 +118,9 @@ impl Desk {
 
     fn receive(&self, inner: &Arc<Inner>, hello: &Hello, mut link: Link) {
         if let Some(failure) = &hello.failed {
-            self.hear_of(inner, hello, failure);
+            // The answer first: rank 0 may end as soon as it has heard of the failure.
             let _ = link.stream.write_all(&link.out.frame(&Message::Bye));
+            self.hear_of(inner, hello, failure);
             return;
         }
         let Some(refusal) = self.look_at(inner, hello) else {
