@@ -24,6 +24,8 @@ mod fused;
 mod harness;
 #[path = "reports/layers.rs"]
 mod layers;
+#[path = "reports/layouts.rs"]
+mod layouts;
 #[path = "reports/loss.rs"]
 mod loss;
 #[path = "reports/nonfinite.rs"]
