@@ -41,6 +41,33 @@ fn llama(dim: u32, heads: u32, ffn: u32, layers: u32, more: &str) -> String {
     )
 }
 
+/// `y = x + x A^T + x B^T` in FP8: one gradient for both weights.
+const TWO_WEIGHTS: &str = r#"Model(
+    name: "two weights",
+    batch: Global(8),
+    sequence: 16,
+    recipe: Float8CurrentScaling(),
+    precision: (compute: bf16),
+    optimizer: AdamW(weight_decay: 0.1),
+    schedule: (lr: 1e-2),
+    clip_norm: 0.5,
+    layers: [
+        Embedding(name: "embed", vocab: 16, dim: 32),
+        Block(
+            inputs: ["x"],
+            params: { "a": (shape: [32, 32]), "b": (shape: [32, 32], init: Normal(std: 0.1)) },
+            ops: [
+                (op: "matmul(transpose_b:true)", inputs: ["x", "a"], outputs: ["p"]),
+                (op: "matmul(transpose_b:true)", inputs: ["x", "b"], outputs: ["q"]),
+                (op: "add", inputs: ["x", "p", "q"], outputs: ["y"]),
+            ],
+            outputs: ["y"],
+        ),
+        LmHead(name: "head"),
+        CrossEntropy(),
+    ],
+)"#;
+
 /// The plan of a model on a mesh; none if that is no model for it, or what went wrong in a pass.
 pub fn compiled(source: &str, mesh: &str, set: &[(&str, &str)]) -> Result<Plan, Option<String>> {
     let model = ir::model::parse_with(source, set).map_err(|_| None)?;
@@ -51,7 +78,7 @@ pub fn compiled(source: &str, mesh: &str, set: &[(&str, &str)]) -> Result<Plan, 
 }
 
 /// FSDP x TP; replicated KV heads; HSDP with micro-batches; checkpointing, with a coordinate whose shards
-/// are empty; FP8 with delayed scaling; FP8 in blocks, between which FSDP cuts.
+/// are empty; FP8 with delayed scaling; FP8 in blocks, between which FSDP cuts; two weights with one gradient.
 pub fn subjects() -> Vec<Subject> {
     let subject = |name, source: &str, mesh: &str, set: &[(&str, &str)]| Subject {
         name,
@@ -78,5 +105,6 @@ pub fn subjects() -> Vec<Subject> {
         subject("2x2x2 fp8", &llama(64, 4, 128, 1, fp8), "2x2x2", &[]),
         // Of 5 blocks two coordinates have 3 and 2.
         subject("2 blocks", &llama(128, 2, 640, 1, blocks), "2", &[]),
+        subject("2x2 one gradient of two weights", TWO_WEIGHTS, "2x2", &[]),
     ]
 }
