@@ -204,7 +204,8 @@ pub enum PlacementError {
     /// The axis would have to cut across blocks that are there already.
     #[error(
         "dim {dim}: axis `{axis}` of size {size} does not divide the {block} blocks that it has to \
-         share out, so a gather could not put the pieces back; use a split of at least {at_least}"
+         share out, so a gather could not put the pieces back; give the axis that makes the blocks a split \
+         that {size} divides, or `{axis}` one of at least {at_least}"
     )]
     Indivisible {
         /// The dimension.

@@ -401,7 +401,8 @@ fn impossible_layouts_are_errors() {
     check_error(
         torch(&[Placement::StridedShard { dim: 1, split: 2 }, Placement::Shard { dim: 1 }]),
         "dim 1: axis `tp` of size 4 does not divide the 2 blocks that it has to share out, so a \
-         gather could not put the pieces back; use a split of at least 2",
+         gather could not put the pieces back; give the axis that makes the blocks a split that 4 \
+         divides, or `tp` one of at least 2",
     );
     check_error(
         torch(&[Placement::Partial(ReduceOp::Sum), Placement::Partial(ReduceOp::Max)]),
