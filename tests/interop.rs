@@ -209,6 +209,19 @@ fn uneven_rows_are_whole() {
     }
 }
 
+/// Norm weights and parameters of a Block, 7 and 5 rows over 2 x 2 and 2 x 4, some in strided shards and some of them empty.
+#[test]
+fn parameters_that_are_cut_unevenly_are_whole() {
+    for mesh in ["2x2", "2x4"] {
+        let source = include_str!("models/uneven.ron");
+        let saved = save(&format!("uneven-{mesh}"), source, mesh, &[]);
+        let (found, _) = saved.load_plain();
+        assert_eq!(found["model.own.up"].1, [5, 7]);
+        saved.check(&found);
+        saved.check(&saved.load_dtensors("2x2", &["*.own.*=S0,R", "*=S0,S0"]));
+    }
+}
+
 /// FP8: codes are of PyTorch's 8-bit types, scales and histories of amaxes are there, and all are what
 /// the session computes with.
 #[test]

@@ -6,6 +6,7 @@ use runtime::TrainOptions;
 use crate::harness::*;
 
 const FFN: &str = include_str!("../models/ffn_uneven.ron");
+const UNEVEN: &str = include_str!("../models/uneven.ron");
 
 /// Steps before a checkpoint.
 const SAVED: u64 = 3;
@@ -38,4 +39,9 @@ fn check(test: &str, source: &str, set: Set, meshes: &[&str]) {
 #[test]
 fn an_ffn_that_tp_does_not_divide_moves_between_meshes() {
     check("ffn_uneven", FFN, &[], &["1", "2", "1x2", "2x2", "1x4"]);
+}
+
+#[test]
+fn norm_weights_and_parameters_of_a_block_that_are_cut_unevenly_move_between_meshes() {
+    check("uneven", UNEVEN, &[], &["1", "4", "2x2", "3x2", "2x4"]);
 }
