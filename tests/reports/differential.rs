@@ -6,6 +6,7 @@
 use std::fmt::Write;
 
 use ir::random::philox4x32_10;
+use runtime::{Batch, Data, Session};
 
 use crate::harness::*;
 
@@ -22,17 +23,22 @@ const SECOND_LOSS: f64 = 1e-5;
 /// Relative; see [`SECOND_LOSS`]. Gradients change to first order in the weights.
 const SECOND_NORM: f64 = 1e-4;
 
-/// Relative, with any type of 8 bits: a rounding is 2^-9, 2e-3, and tp or dp round at other places than
-/// one rank does, in some hundred tensors whose errors are independent and mostly average out in a
-/// loss over 48 tokens or more. A wrong scale or a missing reduction is off by a factor.
+/// Relative, in bf16: a rounding is 2^-9, 2e-3, and tp or dp round at other places than one rank does, in some hundred
+/// tensors whose errors are independent and mostly average out in a loss over 48 tokens or more. A wrong scale or a
+/// missing reduction is off by a factor. Where gradients cancel, [`Spread`] says how far off a right result may be.
 const BF16_LOSS: f64 = 4e-3;
 /// Relative. As [`BF16_LOSS`], but gradients cancel.
 const BF16_NORM: f64 = 2e-2;
-/// Relative, in the second step: gradients of 0.1 are off by some 1e-3, which is Adam's `eps`, so that the
-/// smallest of them step anywhere.
-const BF16_SECOND: f64 = 4e-2;
-/// Relative. As [`BF16_SECOND`], but gradients cancel: the worst of 300 models is off by 5.4e-2.
-const BF16_SECOND_NORM: f64 = 0.1;
+
+/// Runs that a [`Spread`] is measured with.
+const PERTURBED: u32 = 32;
+/// Student's t for [`PERTURBED`] degrees of freedom: a draw from a normal distribution with a mean of 0 is further away
+/// than this many times the root mean square of 32 other draws with a probability of 1e-6.
+const STUDENT_T: f64 = 6.03;
+/// Relative. The largest bound of a [`Spread`] that tells anything: a missing reduction over 2 ranks is off by 0.5.
+const STILL_TELLS: f64 = 0.3;
+/// In one model of so many, at most, the second step may amplify roundings so much that its bound tells nothing.
+const MODELS_OF_A_WILD_ONE: usize = 100;
 
 const MESHES: [&str; 19] = [
     "2", "3", "4", "8", "1x2", "1x3", "1x4", "1x8", "2x1", "2x2", "2x3", "3x2", "2x4", "4x2",
@@ -306,33 +312,120 @@ fn meshes(source: &str) -> Vec<&'static str> {
     res
 }
 
-fn check_model(seed: u32) {
+/// The root mean square distance of losses and norms of a bf16 model from those in f32, over runs on one rank. Each weight
+/// starts 2^-9 of itself off, up or down at random: the most that bf16 rounds by. These errors come on top of those of
+/// the run, so that the errors of another mesh are draws from a distribution that is no wider.
+struct Spread {
+    single: Outcome,
+    losses: [f64; 2],
+    norms: [f64; 2],
+}
+
+impl Spread {
+    fn of(source: &str) -> Spread {
+        let single = train(source, "1", &[("precision", "()")], 2);
+        let plan = compile(source, "1", &[]);
+        let data = Data::synthetic(&plan.run, 7);
+        let batches: Vec<Batch> = (0..2).map(|it| data.batch(it).unwrap()).collect();
+        let runs: Vec<Outcome> = (0..PERTURBED)
+            .map(|seed| {
+                let session = start(&plan);
+                perturb(&session, seed);
+                run(&format!("perturbed {seed}"), &session, &batches)
+            })
+            .collect();
+        let spread = |of: fn(&Outcome) -> &[f64]| {
+            [0, 1].map(|step| {
+                let squares = runs.iter().map(|it| (of(it)[step] - of(&single)[step]).powi(2));
+                (squares.sum::<f64>() / f64::from(PERTURBED)).sqrt()
+            })
+        };
+        let (losses, norms) = (spread(|it| &it.losses), spread(|it| &it.norms));
+        Spread { losses, norms, single }
+    }
+
+    /// Checks that a run on another mesh is as near to f32. Returns false if the second step amplifies roundings so much
+    /// that only the first one could be checked.
+    #[track_caller]
+    fn check(&self, found: &Outcome, what: &str) -> bool {
+        let kinds = [
+            ("loss", &found.losses, &self.single.losses, self.losses),
+            ("norm", &found.norms, &self.single.norms, self.norms),
+        ];
+        let mut all_tell = true;
+        for (name, found, expect, spread) in kinds {
+            for step in 0..2 {
+                let what = format!("{what}: {name} {step} against f32");
+                let bound = STUDENT_T * spread[step] / expect[step];
+                if bound <= STILL_TELLS {
+                    close(found[step], expect[step], bound, &what);
+                } else {
+                    assert_eq!(step, 1, "{what}: a bound of {bound} tells nothing");
+                    all_tell = false;
+                }
+            }
+        }
+        all_tell
+    }
+}
+
+/// Multiplies each weight by 1 + 2^-9 or 1 - 2^-9.
+fn perturb(session: &Session, seed: u32) {
+    for (i, param) in (0..).zip(&session.plan().params) {
+        let name = &session.plan().buffers[param.buffer].name;
+        let mut values = session.read(name).unwrap().data;
+        for (j, it) in (0..).zip(&mut values) {
+            let up = philox4x32_10([j, i, 0, 0], [seed, 0xbf16])[0].is_multiple_of(2);
+            *it *= if up { 1.0 + 2f32.powi(-9) } else { 1.0 - 2f32.powi(-9) };
+        }
+        session.write(name, &values).unwrap();
+    }
+    session.prepare().unwrap();
+}
+
+/// Trains the model of a seed on several meshes, and on one rank. Returns false if [`Spread::check`] does.
+fn check_model(seed: u32) -> bool {
     let mut choices = Choices { seed, drawn: 0 };
     let source = model(&mut choices);
     println!("seed {seed}: {source}");
     let mut legal = meshes(&source);
     let expect = train(&source, "1", &[], 2);
+    let mut spread: Option<Spread> = None;
+    let mut all_tell = true;
     for _ in 0..MESHES_OF_A_MODEL.min(legal.len()) {
         let mesh = legal.swap_remove(choices.word() as usize % legal.len());
         println!("on {mesh}");
         let found = train(&source, mesh, &[], 2);
         let what = format!("seed {seed}, mesh {mesh}");
-        let tolerances = match source.contains("bf16") {
-            true => [(BF16_LOSS, BF16_NORM), (BF16_SECOND, BF16_SECOND_NORM)],
-            false => [(LOSS, GRADIENT), (SECOND_LOSS, SECOND_NORM)],
-        };
+        if source.contains("bf16") {
+            if !is_near(&found, &expect) {
+                let spread = spread.get_or_insert_with(|| Spread::of(&source));
+                all_tell &= spread.check(&found, &what);
+            }
+            continue;
+        }
+        let tolerances = [(LOSS, GRADIENT), (SECOND_LOSS, SECOND_NORM)];
         for (step, (loss, norm)) in tolerances.into_iter().enumerate() {
             close(found.losses[step], expect.losses[step], loss, &format!("{what}: loss {step}"));
             close(found.norms[step], expect.norms[step], norm, &format!("{what}: norm {step}"));
         }
     }
+    all_tell
+}
+
+/// Whether two runs in bf16 agree as most do.
+fn is_near(found: &Outcome, expect: &Outcome) -> bool {
+    let near = |a: &[f64], b: &[f64], tolerance: f64| {
+        a.iter().zip(b).all(|(a, b)| (a - b).abs() <= tolerance * b.abs())
+    };
+    near(&found.losses, &expect.losses, BF16_LOSS) && near(&found.norms, &expect.norms, BF16_NORM)
 }
 
 #[test]
 fn random_models_train_like_one_rank() {
-    for seed in seeds() {
-        check_model(seed);
-    }
+    let wild: Vec<u32> = seeds().filter(|&seed| !check_model(seed)).collect();
+    let most = seeds().len() / MODELS_OF_A_WILD_ONE;
+    assert!(wild.len() <= most, "the second step of seeds {wild:?} amplifies roundings");
 }
 
 /// The models differ, and most meshes take most of them: otherwise little is tested.
