@@ -223,8 +223,8 @@ fn is_of_layer(plan: &Plan, section: PlanSection, index: usize) -> bool {
     let named = |it: &ir::plan::Buffer| plan.buffers[*it].name.starts_with("layer");
     let optimizes = match instruction {
         Instruction::Compute { op, .. } => {
-            matches!(op, Op::Adam(_) | Op::AdamW(_) | Op::Sgd(_) | Op::SumSquares(_) | Op::Add(_))
-                && section == PlanSection::Update
+            op.trains().is_some()
+                || matches!(op, Op::SumSquares(_) | Op::Add(_)) && section == PlanSection::Update
         }
         _ => false,
     };

@@ -44,63 +44,20 @@ fn types(sample: &Sample) -> Vec<TensorType> {
     sample.inputs.iter().map(|it| it.ty.clone()).collect()
 }
 
-/// Results of an op that only its gradient reads; they have no gradient themselves.
-fn by_products(kind: OpKind) -> &'static [usize] {
-    match kind {
-        OpKind::Attention | OpKind::CeLoss | OpKind::RmsNorm => &[1],
-        OpKind::LayerNorm => &[1, 2],
-        _ => &[],
+/// Whether the op of a sample has a gradient.
+fn has_gradient(sample: &Sample) -> bool {
+    gradients(sample, &weights(sample)).is_ok_and(|it| it.grads.iter().any(Option::is_some))
+}
+
+/// What a model may have has a gradient, but what its op says has none.
+#[test]
+fn ops_of_models_are_differentiable() {
+    for kind in OpKind::ALL.iter().filter(|it| it.origins().contains(&Origin::Model)) {
+        for sample in kind.samples().iter().filter(|it| !it.op.is_fused()) {
+            let no_result = weights(sample).iter().all(Option::is_none);
+            assert!(no_result || has_gradient(sample), "{}", sample.op.to_text());
+        }
     }
-}
-
-/// Operands that an op treats as constants: the maximum of the logits, on which the loss does not
-/// depend.
-fn constants(kind: OpKind) -> &'static [usize] {
-    match kind {
-        OpKind::CeLoss => &[0],
-        OpKind::CeStats => &[2],
-        _ => &[],
-    }
-}
-
-fn is_differentiable(kind: OpKind) -> bool {
-    let last = [
-        OpKind::Adam,
-        OpKind::AdamW,
-        OpKind::Amax,
-        OpKind::CeMax,
-        OpKind::ClipScale,
-        OpKind::Collective,
-        OpKind::CrossEntropy,
-        OpKind::DelayedScale,
-        OpKind::DelayedUpdate,
-        OpKind::Fill,
-        OpKind::Hadamard,
-        OpKind::QuantMatmul,
-        OpKind::QuantScale,
-        OpKind::Quantize,
-        OpKind::QuantizeBlock,
-        OpKind::RoundMx,
-        OpKind::RoundNvFp4,
-        OpKind::Sgd,
-        OpKind::SumLeading,
-        OpKind::SumSquares,
-        OpKind::ZerosLike,
-    ];
-    !kind.name().ends_with("_grad") && !last.contains(&kind)
-}
-
-/// Whether an op has a gradient: of those that have one, what `fuse` makes of them has none.
-fn has_gradient(op: &Op) -> bool {
-    let fused = match op {
-        Op::Matmul(it) => it.accumulate || it.bias || it.gelu,
-        Op::RmsNorm(it) => it.residual,
-        Op::LayerNorm(it) => it.residual,
-        _ => false,
-    };
-    let more =
-        op.amaxes().is_some_and(|it| !it.is_none()) || op.codes().is_some_and(|it| !it.is_none());
-    is_differentiable(op.kind()) && !fused && !more
 }
 
 #[test]
@@ -467,7 +424,7 @@ fn gradients(sample: &Sample, weights: &[Option<Tensor<f64>>]) -> Result<Gradien
         env.insert(seed, weight.clone());
         seeds.push((result, seed));
     }
-    let constants = constants(sample.op.kind());
+    let constants = sample.op.constants();
     let varied = inputs.iter().enumerate().filter(|it| !constants.contains(&it.0));
     let varied: Vec<Value> =
         varied.map(|it| *it.1).filter(|&it| graph.ty(it).dtype.is_float()).collect();
@@ -483,12 +440,12 @@ fn gradients(sample: &Sample, weights: &[Option<Tensor<f64>>]) -> Result<Gradien
 }
 
 /// Random weights of the results that have a gradient.
-fn weights(sample: &Sample, kind: OpKind) -> Vec<Option<Tensor<f64>>> {
+fn weights(sample: &Sample) -> Vec<Option<Tensor<f64>>> {
     let types = types(sample);
     let results = sample.op.infer(&types.iter().collect::<Vec<_>>()).expect("samples are typed");
     let weight = |(i, ty): (usize, &TensorType)| {
         let input = SampleInput { ty: ty.clone(), values: Values::Random };
-        let wanted = ty.dtype.is_float() && !by_products(kind).contains(&i);
+        let wanted = ty.dtype.is_float() && !sample.op.by_products().contains(&i);
         wanted.then(|| random(&input, 100 + i as u64))
     };
     results.iter().enumerate().map(weight).collect()
@@ -496,35 +453,33 @@ fn weights(sample: &Sample, kind: OpKind) -> Vec<Option<Tensor<f64>>> {
 
 #[test]
 fn gradients_agree_with_finite_differences() {
-    for &kind in OpKind::ALL {
-        for sample in kind.samples().iter().filter(|it| has_gradient(&it.op)) {
-            let weights = weights(sample, kind);
-            let Gradients { grads, env } = gradients(sample, &weights).expect("differentiable");
-            let types = types(sample);
-            let types: Vec<&TensorType> = types.iter().collect();
-            let mut operands = operands(sample);
-            for i in 0..operands.len() {
-                let constant = !types[i].dtype.is_float() || constants(kind).contains(&i);
-                assert_eq!(grads[i].is_none(), constant, "{} operand {i}", sample.op.to_text());
-                let Some(grad) = grads[i] else { continue };
-                for at in 0..operands[i].data.len() {
-                    let mut value = |step: f64| {
-                        let old = operands[i].data[at];
-                        operands[i].data[at] = old + step;
-                        let results = apply(&sample.op, &operands, &types);
-                        operands[i].data[at] = old;
-                        weighted_sum(&results, &weights)
-                    };
-                    let slope = (value(STEP) - value(-STEP)) / (2.0 * STEP);
-                    let expect = if is_frozen(&sample.op, types[i], at) { 0.0 } else { slope };
-                    let found = env[&grad].data[at];
-                    let off = (found - expect).abs() / expect.abs().max(1.0);
-                    let text = sample.op.to_text();
-                    assert!(
-                        off < DIFFERENCE_TOLERANCE,
-                        "{text} operand {i} [{at}]: {found}, not {expect}"
-                    );
-                }
+    for sample in samples().filter(has_gradient) {
+        let weights = weights(&sample);
+        let Gradients { grads, env } = gradients(&sample, &weights).expect("differentiable");
+        let types = types(&sample);
+        let types: Vec<&TensorType> = types.iter().collect();
+        let mut operands = operands(&sample);
+        for i in 0..operands.len() {
+            let constant = !types[i].dtype.is_float() || sample.op.constants().contains(&i);
+            assert_eq!(grads[i].is_none(), constant, "{} operand {i}", sample.op.to_text());
+            let Some(grad) = grads[i] else { continue };
+            for at in 0..operands[i].data.len() {
+                let mut value = |step: f64| {
+                    let old = operands[i].data[at];
+                    operands[i].data[at] = old + step;
+                    let results = apply(&sample.op, &operands, &types);
+                    operands[i].data[at] = old;
+                    weighted_sum(&results, &weights)
+                };
+                let slope = (value(STEP) - value(-STEP)) / (2.0 * STEP);
+                let expect = if is_frozen(&sample.op, types[i], at) { 0.0 } else { slope };
+                let found = env[&grad].data[at];
+                let off = (found - expect).abs() / expect.abs().max(1.0);
+                let text = sample.op.to_text();
+                assert!(
+                    off < DIFFERENCE_TOLERANCE,
+                    "{text} operand {i} [{at}]: {found}, not {expect}"
+                );
             }
         }
     }
@@ -547,43 +502,34 @@ fn weighted_sum(results: &[Tensor<f64>], weights: &[Option<Tensor<f64>>]) -> f64
 /// In mixed precision, a gradient has the type of what it is the gradient of.
 #[test]
 fn gradients_in_bf16_have_the_type_of_their_operand() {
-    for &kind in OpKind::ALL {
-        for mut sample in kind.samples().into_iter().filter(|it| has_gradient(&it.op)) {
-            for input in &mut sample.inputs {
-                if input.ty.dtype == DType::F32 {
-                    input.ty.dtype = DType::Bf16;
-                }
-            }
-            gradients(&sample, &weights(&sample, kind)).expect("differentiable");
-        }
+    for sample in samples().filter(has_gradient).filter_map(|it| it.in_bf16()) {
+        gradients(&sample, &weights(&sample)).expect("differentiable");
     }
     let wide = Matmul { transpose_b: true, out: Some(DType::F32), ..Matmul::default() };
     let mut sample = Sample::floats(wide, &[&[2, 4], &[3, 4]]);
     sample.inputs.iter_mut().for_each(|it| it.ty.dtype = DType::Bf16);
-    gradients(&sample, &weights(&sample, OpKind::Matmul)).expect("differentiable");
+    gradients(&sample, &weights(&sample)).expect("differentiable");
 }
 
 #[test]
 fn by_products_and_last_ops_refuse_a_gradient() {
-    for &kind in OpKind::ALL {
-        for sample in kind.samples() {
-            let mut weights = weights(&sample, kind);
-            if has_gradient(&sample.op) && by_products(kind).is_empty() {
-                continue;
-            }
-            for &index in by_products(kind) {
-                let types = types(&sample);
-                let types: Vec<&TensorType> = types.iter().collect();
-                weights[index] = Some(apply(&sample.op, &operands(&sample), &types)[index].clone());
-            }
-            // Codes have no gradients to begin with.
-            if weights.iter().all(Option::is_none) {
-                continue;
-            }
-            let refused =
-                matches!(gradients(&sample, &weights), Err(GradError::NotDifferentiable { .. }));
-            assert!(refused, "{}", sample.op.to_text());
+    for sample in samples() {
+        let mut weights = weights(&sample);
+        if has_gradient(&sample) && sample.op.by_products().is_empty() {
+            continue;
         }
+        for &index in sample.op.by_products() {
+            let types = types(&sample);
+            let types: Vec<&TensorType> = types.iter().collect();
+            weights[index] = Some(apply(&sample.op, &operands(&sample), &types)[index].clone());
+        }
+        // Codes have no gradients to begin with.
+        if weights.iter().all(Option::is_none) {
+            continue;
+        }
+        let refused =
+            matches!(gradients(&sample, &weights), Err(GradError::NotDifferentiable { .. }));
+        assert!(refused || sample.inputs.is_empty(), "{}", sample.op.to_text());
     }
 }
 

@@ -21,7 +21,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::digest::Digest;
 use crate::graph::Name;
-use crate::ops::{Number, Op};
+use crate::ops::Op;
 use crate::placement::{AxisSet, Chunk, Coord, Mesh, Sharding};
 use crate::plan::{Buffer, Buffers, Instruction, Plan, PlanSection, Role};
 use crate::run::Run;
@@ -300,24 +300,9 @@ fn key(path: &[&str]) -> (String, Vec<String>) {
 /// What an instruction trains, if it is an optimizer's.
 pub(crate) fn update(instruction: &Instruction) -> Option<Update> {
     let Instruction::Compute { op, args, .. } = instruction else { return None };
-    let adam = |decoupled, numbers: [Number; 4]| {
-        let [beta1, beta2, eps, weight_decay] = numbers.map(|it| it.0);
-        let optimizer = Optimizer::Adam { decoupled, betas: (beta1, beta2), eps, weight_decay };
-        (optimizer, &["exp_avg", "exp_avg_sq", "step"][..])
-    };
-    let (optimizer, names): (Optimizer, &[&'static str]) = match op {
-        Op::AdamW(it) => adam(true, [it.beta1, it.beta2, it.eps, it.weight_decay]),
-        Op::Adam(it) => adam(false, [it.beta1, it.beta2, it.eps, it.weight_decay]),
-        Op::Sgd(it) => {
-            let (momentum, weight_decay) = (it.momentum.0, it.weight_decay.0);
-            let names = if momentum == 0.0 { &[][..] } else { &["momentum_buffer"][..] };
-            (Optimizer::Sgd { momentum, weight_decay }, names)
-        }
-        // No other op trains.
-        _ => return None,
-    };
-    let states = args[1..].iter().copied().zip(names.iter().copied()).collect();
-    let grad = 1 + names.len();
+    let trains = op.trains()?;
+    let states = args[1..].iter().copied().zip(trains.states.iter().copied()).collect();
+    let (grad, optimizer) = (trains.grad(), trains.optimizer);
     let scale_and_applied = [args[grad + 1], args[grad + 3]];
     Some(Update { param: args[0], states, grad: args[grad], scale_and_applied, optimizer })
 }

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::build::{BuildError, Builder};
+use crate::checkpoint::Optimizer;
 use crate::graph::{Node, NodeData, Value};
 use crate::range::{RangeError, Ranged};
 use crate::types::{DType, Shape, TensorType};
@@ -141,10 +142,6 @@ macro_rules! define_ops {
                     _ => Err(format!("unknown op `{name}`")),
                 }
             }
-            /// [`OpDef::numbers`].
-            pub fn numbers(&self) -> Numbers {
-                match self { $(Op::$ty(it) => it.numbers(),)* }
-            }
             /// [`OpDef::infer`], if every attribute is in its range.
             pub fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
                 self.numbers().iter().try_for_each(Ranged::check)?;
@@ -161,42 +158,35 @@ macro_rules! define_ops {
             ) {
                 match self { $(Op::$ty(it) => it.reference(inputs, results, cx),)* }
             }
-            /// [`OpDef::grad`].
+            /// [`OpDef::grad`], if the op has one.
             pub fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-                match self { $(Op::$ty(it) => it.grad(cx),)* }
+                let has_gradient = |it: &&usize| cx.grads[**it].is_some();
+                if let Some(&result) = self.by_products().iter().find(has_gradient) {
+                    return Err(cx.not_differentiable(result));
+                }
+                match self {
+                    it if it.is_fused() => Err(cx.not_differentiable(0)),
+                    $(Op::$ty(it) => it.grad(cx),)*
+                }
             }
-            /// [`OpDef::bounds`].
-            pub fn bounds(&self, inputs: &[&TensorType]) -> Bounds {
-                match self { $(Op::$ty(it) => it.bounds(inputs),)* }
+            /// [`OpDef::is_fused`]; also if it gives amaxes or codes of its results.
+            pub fn is_fused(&self) -> bool {
+                self.amaxes().is_some_and(|it| !it.is_none())
+                    || self.codes().is_some_and(|it| !it.is_none())
+                    || match self { $(Op::$ty(it) => it.is_fused(),)* }
             }
-            /// [`OpDef::in_place`].
-            pub fn in_place(&self) -> &'static [(usize, usize)] {
-                match self { $(Op::$ty(it) => it.in_place(),)* }
-            }
-            /// [`OpDef::without`].
-            pub fn without(&self, operand: usize) -> Option<Op> {
-                match self { $(Op::$ty(it) => it.without(operand),)* }
-            }
-            /// [`OpDef::localize`].
-            pub fn localize(&self, results: &[&[u64]]) -> Option<Op> {
-                match self { $(Op::$ty(it) => it.localize(results),)* }
-            }
-            /// [`OpDef::stands_for`].
-            pub fn stands_for(&self, inputs: &[&TensorType]) -> StandsFor {
-                match self { $(Op::$ty(it) => it.stands_for(inputs),)* }
-            }
-            /// [`OpDef::flops`].
-            pub fn flops(&self, inputs: &[&[u64]], results: &[&[u64]]) -> u64 {
-                match self { $(Op::$ty(it) => it.flops(inputs, results),)* }
-            }
-            /// [`OpDef::model_flops`].
-            pub fn model_flops(&self, inputs: &[&[u64]], results: &[&[u64]]) -> u64 {
-                match self { $(Op::$ty(it) => it.model_flops(inputs, results),)* }
-            }
-            /// [`OpDef::first_gradients`].
-            pub fn first_gradients(&self) -> &'static [usize] {
-                match self { $(Op::$ty(it) => it.first_gradients(),)* }
-            }
+        }
+
+        /// Gives `Op` a method of [`OpDef`].
+        macro_rules! forward {
+            (fn $method:ident $params:tt -> $result:ty = $this:ident $args:tt) => {
+                impl Op {
+                    #[doc = concat!("[`OpDef::", stringify!($method), "`].")]
+                    pub fn $method $params -> $result {
+                        match $this { $(Op::$ty(it) => it.$method $args,)* }
+                    }
+                }
+            };
         }
 
         impl OpKind {
@@ -276,6 +266,19 @@ define_ops! {
     zeros_like::ZerosLike = "zeros_like",
 }
 
+forward! { fn numbers(&self) -> Numbers = self() }
+forward! { fn by_products(&self) -> &'static [usize] = self() }
+forward! { fn constants(&self) -> &'static [usize] = self() }
+forward! { fn bounds(&self, inputs: &[&TensorType]) -> Bounds = self(inputs) }
+forward! { fn in_place(&self) -> &'static [(usize, usize)] = self() }
+forward! { fn without(&self, operand: usize) -> Option<Op> = self(operand) }
+forward! { fn localize(&self, results: &[&[u64]]) -> Option<Op> = self(results) }
+forward! { fn stands_for(&self, inputs: &[&TensorType]) -> StandsFor = self(inputs) }
+forward! { fn flops(&self, inputs: &[&[u64]], results: &[&[u64]]) -> u64 = self(inputs, results) }
+forward! { fn model_flops(&self, inputs: &[&[u64]], results: &[&[u64]]) -> u64 = self(inputs, results) }
+forward! { fn trains(&self) -> Option<Trains> = self() }
+forward! { fn first_gradients(&self) -> &'static [usize] = self() }
+
 /// What it means to be an op. A newcomer reads this trait and one neighbour.
 pub trait OpDef: Sized + Into<Op> {
     /// The origins of the op in a program. Default: a model.
@@ -305,7 +308,22 @@ pub trait OpDef: Sized + Into<Op> {
 
     /// Gradients of the operands, built from other ops, on global tensors.
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        Err(cx.not_differentiable())
+        Err(cx.not_differentiable(0))
+    }
+
+    /// Results without a gradient: only the op's own gradient reads them, or the loss does not depend on them.
+    fn by_products(&self) -> &'static [usize] {
+        &[]
+    }
+
+    /// Operands that the gradient takes as constants, because the loss does not depend on them.
+    fn constants(&self) -> &'static [usize] {
+        &[]
+    }
+
+    /// Returns true if only fusion makes the op, which comes after gradients. It then has none.
+    fn is_fused(&self) -> bool {
+        false
     }
 
     /// Dimensions of which the reference must know where the shard starts and how long it is.
@@ -354,8 +372,33 @@ pub trait OpDef: Sized + Into<Op> {
         &[]
     }
 
+    /// The optimizer, if the op is one step of it.
+    fn trains(&self) -> Option<Trains> {
+        None
+    }
+
     /// A few well-typed operand lists, for the tests that every op gets.
     fn samples() -> Vec<Sample>;
+}
+
+/// An optimizer's op. Operands: the parameter, its states, the gradient, and three scalars: the factor of gradients,
+/// the learning rate, and whether the update is applied. Results: the new parameter and the new states.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Trains {
+    /// The optimizer and its numbers.
+    pub optimizer: Optimizer,
+    /// PyTorch's names of the states.
+    pub states: &'static [&'static str],
+}
+
+impl Trains {
+    /// The number of scalars behind the gradient.
+    pub const SCALARS: usize = 3;
+
+    /// The operand that is the gradient.
+    pub fn grad(&self) -> usize {
+        1 + self.states.len()
+    }
 }
 
 /// Real attributes of an op; see [`OpDef::numbers`].
@@ -480,10 +523,11 @@ impl GradCx<'_, '_> {
         &self.builder.graph.values[self.results[0]].name
     }
 
-    /// The error of an op that has no gradient.
-    pub fn not_differentiable(&self) -> GradError {
-        let op = self.builder.graph.nodes[self.node].op.to_text();
-        GradError::NotDifferentiable { name: self.name().to_string(), op }
+    /// The error of an op that has no gradient through this result.
+    pub fn not_differentiable(&self, result: usize) -> GradError {
+        let graph = &self.builder.graph;
+        let name = graph.values[self.results[result]].name.clone();
+        GradError::NotDifferentiable { name, op: graph.nodes[self.node].op.to_text() }
     }
 
     /// The error of a part of the cross entropy whose operand `max` cannot be taken as a constant.
@@ -509,19 +553,6 @@ impl GradCx<'_, '_> {
     /// If only other results have a gradient; use [`GradCx::grads`] for such ops.
     pub fn grad(&self, index: usize) -> Value {
         self.grads[index].unwrap_or_else(|| panic!("`{}` has no gradient", self.name()))
-    }
-
-    /// Gradient of result `index` of an op whose other results are by-products (a norm's `rstd`):
-    /// what reads those must not need a gradient.
-    pub fn only(&self, index: usize) -> Result<Value, GradError> {
-        let mut others = (0..self.grads.len()).filter(|&it| it != index);
-        match (self.grads[index], others.find(|&it| self.grads[it].is_some())) {
-            (Some(grad), None) => Ok(grad),
-            (_, at) => Err(GradError::NotDifferentiable {
-                name: self.builder.graph.values[self.results[at.unwrap_or(index)]].name.clone(),
-                op: self.builder.graph.nodes[self.node].op.to_text(),
-            }),
-        }
     }
 
     /// Gradient of result `index`, zeros where it has none.
@@ -617,6 +648,29 @@ impl Sample {
         self.inputs[index].values = values;
         self
     }
+
+    /// The sample in bf16, but for operands that the op takes in f32 alone; `None` if those are all.
+    pub fn in_bf16(&self) -> Option<Sample> {
+        let mut res = self.clone();
+        let floats = res.inputs.iter_mut().filter(|it| it.ty.dtype == DType::F32);
+        floats.for_each(|it| it.ty.dtype = DType::Bf16);
+        loop {
+            let types: Vec<&TensorType> = res.inputs.iter().map(|it| &it.ty).collect();
+            let dtype = |it: &SampleInput| it.ty.dtype;
+            match res.op.infer(&types) {
+                Err(TypeError::DType { operand, .. })
+                    if res.inputs[operand].ty.dtype == DType::Bf16 =>
+                {
+                    res.inputs[operand].ty.dtype = DType::F32;
+                }
+                Err(_) => return None,
+                Ok(_) => {
+                    let changed = !res.inputs.iter().map(dtype).eq(self.inputs.iter().map(dtype));
+                    return changed.then_some(res);
+                }
+            }
+        }
+    }
 }
 
 /// Checks the number of operands.
@@ -676,6 +730,12 @@ pub(crate) fn floats(inputs: &[&TensorType], operand: usize) -> Result<(), TypeE
 /// Checks that operand `operand` is a single number.
 pub(crate) fn scalar(inputs: &[&TensorType], operand: usize) -> Result<(), TypeError> {
     ndim(inputs, operand, 0, "no dims: it is one number")
+}
+
+/// Checks that operand `operand` is a single number, and f32.
+pub(crate) fn number(inputs: &[&TensorType], operand: usize) -> Result<(), TypeError> {
+    scalar(inputs, operand)?;
+    single(inputs, operand)
 }
 
 /// Checks that operand `operand` is f32.

@@ -148,9 +148,6 @@ impl OpDef for Activation {
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        if !self.amax.is_none() || !self.codes.is_none() {
-            return Err(cx.not_differentiable());
-        }
         let (x, grad) = (cx.inputs[0], cx.grad(0));
         Ok(smallvec![cx.op(0, ActivationGrad::new(self.kind), &[grad, x])?])
     }

@@ -3,10 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ops::adamw::{adam_factors, adam_numbers, adam_reference, adam_samples, infer_adam};
+use crate::ops::adamw::{
+    adam_factors, adam_numbers, adam_reference, adam_samples, adam_trains, infer_adam,
+};
 use crate::ops::{
-    Amaxes, Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, TypeError, Types, View,
-    ViewMut, is_default,
+    Amaxes, Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, Trains, TypeError,
+    Types, View, ViewMut, is_default,
 };
 use crate::types::{DType, TensorType};
 
@@ -67,6 +69,10 @@ impl OpDef for Adam {
     fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
         let amax = self.amax.localize(results)?;
         Some(Adam { amax, ..self.clone() }.into())
+    }
+
+    fn trains(&self) -> Option<Trains> {
+        adam_trains(false, [self.beta1, self.beta2, self.eps, self.weight_decay])
     }
 
     fn samples() -> Vec<Sample> {

@@ -12,9 +12,10 @@
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
+use crate::checkpoint::Optimizer;
 use crate::ops::{
-    Amaxes, Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, TypeError, Types,
-    Values, View, ViewMut, arity, is_default, same_shape, scalar,
+    Amaxes, Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, Trains, TypeError,
+    Types, Values, View, ViewMut, arity, is_default, number, same_shape,
 };
 use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
@@ -50,6 +51,13 @@ pub(crate) fn adam_numbers([beta1, beta2, eps, weight_decay]: [Number; 4]) -> Nu
     ]
 }
 
+/// [`OpDef::trains`] of an Adam.
+pub(crate) fn adam_trains(decoupled: bool, numbers: [Number; 4]) -> Option<Trains> {
+    let [beta1, beta2, eps, weight_decay] = numbers.map(|it| it.0);
+    let optimizer = Optimizer::Adam { decoupled, betas: (beta1, beta2), eps, weight_decay };
+    Some(Trains { optimizer, states: &["exp_avg", "exp_avg_sq", "step"] })
+}
+
 /// Checks the operands of an Adam.
 pub(crate) fn infer_adam(
     inputs: &[&TensorType],
@@ -61,7 +69,7 @@ pub(crate) fn infer_adam(
         same_shape(inputs[0], inputs[operand])?;
     }
     for operand in [3, 5, 6, 7] {
-        scalar(inputs, operand)?;
+        number(inputs, operand)?;
     }
     let compute = compute.map(|it| inputs[0].with_dtype(it));
     amax.infer(inputs[..AdamW::STATES].iter().map(|&it| it.clone()).chain(compute).collect())
@@ -211,6 +219,10 @@ impl OpDef for AdamW {
     fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
         let amax = self.amax.localize(results)?;
         Some(AdamW { amax, ..self.clone() }.into())
+    }
+
+    fn trains(&self) -> Option<Trains> {
+        adam_trains(true, [self.beta1, self.beta2, self.eps, self.weight_decay])
     }
 
     fn samples() -> Vec<Sample> {

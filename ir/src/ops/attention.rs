@@ -199,7 +199,7 @@ impl OpDef for Attention {
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        let dout = cx.only(0)?;
+        let dout = cx.grad(0);
         let (q, k, v) = (cx.inputs[0], cx.inputs[1], cx.inputs[2]);
         let (o, lse) = (cx.results[0], cx.results[1]);
         let op = AttentionGrad { head_dim: self.head_dim, causal: self.causal, scale: self.scale };
@@ -215,6 +215,10 @@ impl OpDef for Attention {
 
     fn model_flops(&self, inputs: &[&[u64]], _results: &[&[u64]]) -> u64 {
         Attention::full_flops(inputs[0], inputs[1])
+    }
+
+    fn by_products(&self) -> &'static [usize] {
+        &[1]
     }
 
     fn samples() -> Vec<Sample> {

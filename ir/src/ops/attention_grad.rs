@@ -15,7 +15,7 @@ use crate::ops::attention::{Attention, Heads, Query};
 use crate::ops::tensor::{axpy, dot};
 use crate::ops::{
     Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, TypeError, Types, View,
-    ViewMut, arity, is_default, same_shape, same_size,
+    ViewMut, arity, is_default, same_shape, same_size, single,
 };
 use crate::types::TensorType;
 
@@ -49,6 +49,7 @@ impl OpDef for AttentionGrad {
         let q = inputs[0];
         same_shape(q, inputs[3])?;
         same_shape(q, inputs[5])?;
+        single(inputs, 4)?;
         let n = q.ndim();
         same_size("dims of q and lse", n as u64, inputs[4].ndim() as u64)?;
         for (&a, &b) in q.shape[..n - 1].iter().zip(&inputs[4].shape) {

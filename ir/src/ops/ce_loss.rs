@@ -12,7 +12,7 @@ use smallvec::smallvec;
 
 use crate::ops::{
     CeLossGrad, Factors, GradCx, GradError, Grads, LocalCx, Op, OpDef, Real, Sample, TypeError,
-    Types, Values, View, ViewMut, arity, integers, same_shape,
+    Types, Values, View, ViewMut, arity, integers, same_shape, single,
 };
 use crate::types::{DType, TensorType};
 
@@ -31,6 +31,7 @@ impl OpDef for CeLoss {
         for operand in &inputs[1..] {
             same_shape(inputs[0], operand)?;
         }
+        (0..3).try_for_each(|it| single(inputs, it))?;
         let scalar = TensorType::scalar(DType::F32);
         Ok(smallvec![scalar.clone(), scalar])
     }
@@ -63,7 +64,7 @@ impl OpDef for CeLoss {
     /// Returns no gradient for `m`: it cancels with the gradient from `ce_stats` for the same `m`,
     /// see [`ce_max`](super::ce_max).
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        let (dloss, sumexp, labels) = (cx.only(0)?, cx.inputs[1], cx.inputs[3]);
+        let (dloss, sumexp, labels) = (cx.grad(0), cx.inputs[1], cx.inputs[3]);
         let stats = cx.producer(sumexp);
         let cancels =
             stats.is_some_and(|it| matches!(it.op, Op::CeStats(_)) && it.inputs[2] == cx.inputs[0]);
@@ -73,6 +74,14 @@ impl OpDef for CeLoss {
         let op = CeLossGrad { ignore_index: self.ignore_index };
         let res = cx.ops(&[1, 2], op, &[sumexp, labels, dloss])?;
         Ok(smallvec![None, Some(res[0]), Some(res[1]), None])
+    }
+
+    fn by_products(&self) -> &'static [usize] {
+        &[1]
+    }
+
+    fn constants(&self) -> &'static [usize] {
+        &[0]
     }
 
     fn samples() -> Vec<Sample> {

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 
 use crate::ops::{
     Factors, LocalCx, OpDef, Origin, Real, Sample, TypeError, Types, Values, View, ViewMut, arity,
-    integers, same_shape, scalar,
+    integers, number, same_shape, single,
 };
 use crate::types::TensorType;
 
@@ -24,7 +24,8 @@ impl OpDef for CeLossGrad {
         arity(inputs, 3)?;
         integers(inputs, 1)?;
         same_shape(inputs[0], inputs[1])?;
-        scalar(inputs, 2)?;
+        number(inputs, 2)?;
+        single(inputs, 0)?;
         Ok(smallvec![inputs[0].clone(), inputs[0].clone()])
     }
 

@@ -16,7 +16,7 @@ use smallvec::smallvec;
 use crate::ops::{
     BoundAt, Bounds, CeStatsGrad, Factors, GradCx, GradError, Grads, LocalCx, Number, Numbers, Op,
     OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity, floats, integers,
-    is_default, leading, ndim_at_least, per_row,
+    is_default, leading, ndim_at_least, per_row, single,
 };
 use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
@@ -43,6 +43,7 @@ impl OpDef for CeStats {
         ndim_at_least(inputs, 0, 1, "at least 1 dim")?;
         per_row(inputs[0], inputs[1])?;
         per_row(inputs[0], inputs[2])?;
+        single(inputs, 2)?;
         let res = TensorType { dtype: DType::F32, shape: leading(&inputs[0].shape) };
         Ok(smallvec![res.clone(), res])
     }
@@ -97,6 +98,10 @@ impl OpDef for CeStats {
 
     fn bounds(&self, inputs: &[&TensorType]) -> Bounds {
         smallvec![BoundAt::Input(0, inputs[0].ndim() - 1)]
+    }
+
+    fn constants(&self) -> &'static [usize] {
+        &[2]
     }
 
     fn samples() -> Vec<Sample> {

@@ -10,6 +10,7 @@ use smallvec::smallvec;
 use crate::ops::{
     BoundAt, Bounds, CeStats, Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample,
     TypeError, Types, Values, View, ViewMut, arity, integers, is_default, ndim_at_least, per_row,
+    single,
 };
 use crate::range::Ranged;
 use crate::types::TensorType;
@@ -33,6 +34,7 @@ impl OpDef for CeStatsGrad {
         for operand in &inputs[1..] {
             per_row(inputs[0], operand)?;
         }
+        (2..5).try_for_each(|it| single(inputs, it))?;
         Ok(smallvec![inputs[0].clone()])
     }
 

@@ -14,7 +14,7 @@ use smallvec::smallvec;
 
 use crate::ops::{
     Factors, LocalCx, Number, Numbers, OpDef, Real, Sample, TypeError, Types, Values, View,
-    ViewMut, arity, scalar,
+    ViewMut, arity, number,
 };
 use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
@@ -37,7 +37,7 @@ impl ClipScale {
 impl OpDef for ClipScale {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 3)?;
-        (0..3).try_for_each(|it| scalar(inputs, it))?;
+        (0..3).try_for_each(|it| number(inputs, it))?;
         let res = TensorType::scalar(DType::F32);
         Ok(smallvec![res.clone(), res.clone(), res])
     }
@@ -69,6 +69,10 @@ impl OpDef for ClipScale {
             false => f64::NAN,
         };
         results[2].data[0] = T::from_f64(applied);
+    }
+
+    fn by_products(&self) -> &'static [usize] {
+        &[0, 1, 2]
     }
 
     fn samples() -> Vec<Sample> {

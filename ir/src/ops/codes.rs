@@ -13,7 +13,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::ops::factors::Dims;
-use crate::ops::{Factors, Op, Real, TypeError, Types, View, ViewMut, arity, scalar, single};
+use crate::ops::{Factors, Op, Real, TypeError, Types, View, ViewMut, arity, number};
 use crate::types::{DType, TensorType};
 
 /// Results that are FP8 codes. The scale of each, one f32, is an operand behind the op's own, in the order of `of`.
@@ -52,8 +52,7 @@ impl Codes {
     ) -> Result<&'a [&'b TensorType], TypeError> {
         arity(inputs, n + self.of.len())?;
         for operand in n..inputs.len() {
-            scalar(inputs, operand)?;
-            single(inputs, operand)?;
+            number(inputs, operand)?;
         }
         Ok(&inputs[..n])
     }

@@ -90,6 +90,10 @@ impl OpDef for CrossEntropy {
         &[2]
     }
 
+    fn is_fused(&self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         let sample = |ignore_index, eps: f64, shape: &[u64]| {
             let op = CrossEntropy { ignore_index, label_smoothing: eps.into() };

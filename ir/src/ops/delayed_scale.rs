@@ -7,7 +7,7 @@ use smallvec::smallvec;
 
 use crate::ops::{
     Factors, LocalCx, OpDef, Origin, Real, Sample, StandsFor, TypeError, Types, Values, View,
-    ViewMut, arity, scalar, single,
+    ViewMut, arity, number,
 };
 use crate::types::TensorType;
 
@@ -20,8 +20,7 @@ impl OpDef for DelayedScale {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
         arity(inputs, 1)?;
-        scalar(inputs, 0)?;
-        single(inputs, 0)?;
+        number(inputs, 0)?;
         Ok(smallvec![inputs[0].clone(), inputs[0].clone()])
     }
 

@@ -8,7 +8,7 @@ use smallvec::smallvec;
 
 use crate::ops::{
     Factors, LocalCx, OpDef, Origin, Real, Sample, StandsFor, TypeError, Types, Values, View,
-    ViewMut, arity, floats, is_default, ndim, scalar, single,
+    ViewMut, arity, floats, is_default, ndim, number, scalar, single,
 };
 use crate::quant::{AmaxAlgo, Delayed};
 use crate::types::{DType, TensorType};
@@ -38,9 +38,8 @@ impl OpDef for DelayedUpdate {
         }
         scalar(inputs, 1)?;
         floats(inputs, 1)?;
-        scalar(inputs, 2)?;
+        number(inputs, 2)?;
         single(inputs, 0)?;
-        single(inputs, 2)?;
         if !(-64..=64).contains(&self.margin) {
             return Err(TypeError::Attribute { why: "a margin is at most 64" });
         }

@@ -57,6 +57,10 @@ impl OpDef for Fill {
         Some(Fill { shape: results[0].to_vec(), ..self.clone() }.into())
     }
 
+    fn by_products(&self) -> &'static [usize] {
+        &[0]
+    }
+
     fn samples() -> Vec<Sample> {
         vec![Sample {
             op: Fill::new(0.5, &TensorType::new(DType::F32, &[4, 6])).into(),

@@ -89,9 +89,6 @@ impl OpDef for Glu {
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        if !self.amax.is_none() || !self.codes.is_none() {
-            return Err(cx.not_differentiable());
-        }
         let (gate, up, grad) = (cx.inputs[0], cx.inputs[1], cx.grad(0));
         let res = cx.ops(&[0, 1], GluGrad::new(self.kind), &[grad, gate, up])?;
         Ok(res.into_iter().map(Some).collect())

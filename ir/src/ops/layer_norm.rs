@@ -111,10 +111,7 @@ impl OpDef for LayerNorm {
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        if self.residual || !self.amax.is_none() || !self.codes.is_none() {
-            return Err(cx.not_differentiable());
-        }
-        let (dy, x, w) = (cx.only(0)?, cx.inputs[0], cx.inputs[1]);
+        let (dy, x, w) = (cx.grad(0), cx.inputs[0], cx.inputs[1]);
         let (mean, rstd) = (cx.results[1], cx.results[2]);
         let op = LayerNormGrad { zero_centered: self.zero_centered, ..LayerNormGrad::default() };
         let res = cx.ops(&[0, 1, 2], op, &[dy, x, w, mean, rstd])?;
@@ -124,6 +121,14 @@ impl OpDef for LayerNorm {
     fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
         let amax = self.amax.localize(results)?;
         Some(LayerNorm { amax, ..self.clone() }.into())
+    }
+
+    fn by_products(&self) -> &'static [usize] {
+        &[1, 2]
+    }
+
+    fn is_fused(&self) -> bool {
+        self.residual
     }
 
     fn samples() -> Vec<Sample> {

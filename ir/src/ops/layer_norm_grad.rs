@@ -13,7 +13,7 @@ use smallvec::smallvec;
 use crate::ops::rms_norm_grad::add_to;
 use crate::ops::{
     Amaxes, Factors, LocalCx, OpDef, Origin, Real, Sample, TypeError, Types, Values, View, ViewMut,
-    arity, is_default, ndim, ndim_at_least, per_row, same_shape, same_size, type_of,
+    arity, is_default, ndim, ndim_at_least, per_row, same_shape, same_size, single, type_of,
 };
 use crate::types::{DType, TensorType};
 
@@ -48,6 +48,7 @@ impl OpDef for LayerNormGrad {
         same_size("features and weights", x.shape[x.ndim() - 1], w.shape[0])?;
         per_row(x, inputs[3])?;
         per_row(x, inputs[4])?;
+        (3..5).try_for_each(|it| single(inputs, it))?;
         if self.residual {
             type_of(inputs, 5, 1)?;
         }

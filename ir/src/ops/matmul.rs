@@ -141,9 +141,6 @@ impl OpDef for Matmul {
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        if self.accumulate || self.bias || self.gelu {
-            return Err(cx.not_differentiable());
-        }
         let (x, w, mut dy) = (cx.inputs[0], cx.inputs[1], cx.grad(0));
         // A GEMM has operands of one type, also where its result is wider.
         let to = cx.ty(x).dtype;
@@ -171,6 +168,10 @@ impl OpDef for Matmul {
     fn flops(&self, inputs: &[&[u64]], _results: &[&[u64]]) -> u64 {
         let shape = |it: &[u64]| -> Vec<usize> { it.iter().map(|&it| it as usize).collect() };
         self.gemm(&shape(inputs[0]), &shape(inputs[1])).flops()
+    }
+
+    fn is_fused(&self) -> bool {
+        self.accumulate || self.bias || self.gelu
     }
 
     fn samples() -> Vec<Sample> {

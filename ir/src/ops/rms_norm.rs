@@ -100,10 +100,7 @@ impl OpDef for RmsNorm {
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
-        if self.residual || !self.amax.is_none() || !self.codes.is_none() {
-            return Err(cx.not_differentiable());
-        }
-        let (dy, x, w, rstd) = (cx.only(0)?, cx.inputs[0], cx.inputs[1], cx.results[1]);
+        let (dy, x, w, rstd) = (cx.grad(0), cx.inputs[0], cx.inputs[1], cx.results[1]);
         let op = RmsNormGrad { zero_centered: self.zero_centered, ..RmsNormGrad::default() };
         let res = cx.ops(&[0, 1], op, &[dy, x, w, rstd])?;
         Ok(res.into_iter().map(Some).collect())
@@ -112,6 +109,14 @@ impl OpDef for RmsNorm {
     fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
         let amax = self.amax.localize(results)?;
         Some(RmsNorm { amax, ..self.clone() }.into())
+    }
+
+    fn by_products(&self) -> &'static [usize] {
+        &[1]
+    }
+
+    fn is_fused(&self) -> bool {
+        self.residual
     }
 
     fn samples() -> Vec<Sample> {

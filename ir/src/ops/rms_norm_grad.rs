@@ -11,7 +11,7 @@ use smallvec::smallvec;
 
 use crate::ops::{
     Amaxes, Factors, LocalCx, OpDef, Origin, Real, Sample, TypeError, Types, Values, View, ViewMut,
-    arity, is_default, ndim, ndim_at_least, per_row, same_shape, same_size, type_of,
+    arity, is_default, ndim, ndim_at_least, per_row, same_shape, same_size, single, type_of,
 };
 use crate::types::{DType, TensorType};
 
@@ -45,6 +45,7 @@ impl OpDef for RmsNormGrad {
         ndim(inputs, 2, 1, "1 dim")?;
         same_size("features and weights", x.shape[x.ndim() - 1], w.shape[0])?;
         per_row(x, inputs[3])?;
+        single(inputs, 3)?;
         if self.residual {
             type_of(inputs, 4, 1)?;
         }

@@ -11,10 +11,11 @@
 use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
+use crate::checkpoint::Optimizer;
 use crate::ops::adamw::is_applied;
 use crate::ops::{
-    Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, TypeError, Types, Values, View,
-    ViewMut, arity, is_default, same_shape, scalar,
+    Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, Trains, TypeError, Types,
+    Values, View, ViewMut, arity, is_default, number, same_shape,
 };
 use crate::range::{Ranged, RealRange};
 use crate::types::TensorType;
@@ -54,7 +55,7 @@ impl OpDef for Sgd {
             same_shape(inputs[0], operand)?;
         }
         for operand in n + 1..n + 4 {
-            scalar(inputs, operand)?;
+            number(inputs, operand)?;
         }
         Ok(inputs[..n].iter().map(|&it| it.clone()).collect())
     }
@@ -98,6 +99,12 @@ impl OpDef for Sgd {
 
     fn in_place(&self) -> &'static [(usize, usize)] {
         if self.n_states() == 1 { &[(0, 0)] } else { &[(0, 0), (1, 1)] }
+    }
+
+    fn trains(&self) -> Option<Trains> {
+        let (momentum, weight_decay) = (self.momentum.0, self.weight_decay.0);
+        let states: &[_] = if self.n_states() == 1 { &[] } else { &["momentum_buffer"] };
+        Some(Trains { optimizer: Optimizer::Sgd { momentum, weight_decay }, states })
     }
 
     fn samples() -> Vec<Sample> {

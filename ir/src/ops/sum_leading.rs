@@ -49,6 +49,10 @@ impl OpDef for SumLeading {
         sum_rows(inputs[0].data, results[0].data);
     }
 
+    fn by_products(&self) -> &'static [usize] {
+        &[0]
+    }
+
     fn samples() -> Vec<Sample> {
         let op = SumLeading::default();
         vec![Sample::floats(op.clone(), &[&[2, 4, 6]]), Sample::floats(op, &[&[3, 5]])]

@@ -33,6 +33,10 @@ impl OpDef for SumSquares {
         results[0].data[0] = T::from_f64(squares.sum());
     }
 
+    fn by_products(&self) -> &'static [usize] {
+        &[0]
+    }
+
     fn samples() -> Vec<Sample> {
         vec![
             Sample::floats(SumSquares {}, &[&[4, 6]]),

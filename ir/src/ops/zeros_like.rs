@@ -36,6 +36,10 @@ impl OpDef for ZerosLike {
         &[(0, 0)]
     }
 
+    fn by_products(&self) -> &'static [usize] {
+        &[0]
+    }
+
     fn samples() -> Vec<Sample> {
         vec![Sample::floats(ZerosLike {}, &[&[4, 6]])]
     }

@@ -10,6 +10,7 @@
 //! `scale`, `lr` and `applied` are those of the first call. A last launch counts the update in each `t`, which
 //! blocks of the one before read.
 
+use ir::checkpoint::Optimizer;
 use ir::{DType, Op};
 
 use crate::cuda::amax;
@@ -88,35 +89,27 @@ impl Step {
 }
 
 fn step(call: &OpCall<'_>) -> Result<Step, Unsupported> {
-    let adam = |entry, [beta1, beta2, eps]: [f64; 3]| Step {
-        entry,
-        states: 3,
-        counts: true,
-        numbers: vec![double(beta1), double(beta2), Arg::F32(eps as f32)],
-    };
-    match call.op {
-        Op::AdamW(it) => Ok(adam("adamw", [it.beta1.0, it.beta2.0, it.eps.0])),
-        Op::Adam(it) => Ok(adam("adam", [it.beta1.0, it.beta2.0, it.eps.0])),
-        Op::Sgd(it) => {
-            let states = if it.momentum.0 == 0.0 { 1 } else { 2 };
-            Ok(Step {
-                entry: "sgd",
-                states,
-                counts: false,
-                numbers: vec![Arg::F32(it.momentum.0 as f32)],
-            })
-        }
-        _ => Err(Unsupported::new(call, "it has none")),
-    }
+    let trains = call.op.trains().ok_or_else(|| Unsupported::new(call, "it trains nothing"))?;
+    Ok(match trains.optimizer {
+        Optimizer::Adam { decoupled, betas: (beta1, beta2), eps, .. } => Step {
+            entry: if decoupled { "adamw" } else { "adam" },
+            states: 3,
+            counts: true,
+            numbers: vec![double(beta1), double(beta2), Arg::F32(eps as f32)],
+        },
+        Optimizer::Sgd { momentum, .. } => Step {
+            entry: "sgd",
+            states: trains.grad(),
+            counts: false,
+            numbers: vec![Arg::F32(momentum as f32)],
+        },
+    })
 }
 
 fn weight_decay(op: &Op) -> f64 {
-    match op {
-        Op::AdamW(it) => it.weight_decay.0,
-        Op::Adam(it) => it.weight_decay.0,
-        Op::Sgd(it) => it.weight_decay.0,
-        _ => 0.0,
-    }
+    op.trains().map_or(0.0, |it| match it.optimizer {
+        Optimizer::Adam { weight_decay, .. } | Optimizer::Sgd { weight_decay, .. } => weight_decay,
+    })
 }
 
 /// What a tensor has not is declared as f32 and not touched.
@@ -135,7 +128,7 @@ fn defines(call: &OpCall<'_>, step: &Step) -> Vec<String> {
     if own(call).len() < call.results.len() {
         res.push(sized("AMAX", 1));
     }
-    if matches!(call.op, Op::Sgd(_)) && states == 2 {
+    if step.entry == "sgd" && states == 2 {
         res.push("MOMENTUM=1".into());
     }
     res

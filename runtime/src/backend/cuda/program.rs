@@ -11,7 +11,7 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ir::Op;
+use ir::ops::Trains;
 use ir::plan::{Arena, Buffer, Stream};
 use kernels::cuda::{
     Arg, AttentionCall, Function, GemmCall, Launch, OpCall, Operand, Pointer, Program, Word, Work,
@@ -61,7 +61,8 @@ impl Batch {
     /// Whether `call` may run at the same time as these.
     fn takes(&self, plan: &BoundPlan, call: &ComputeCall) -> bool {
         let first = &self.calls[0];
-        let n = n_shared(&call.op);
+        // Others batch whole tensors, or not at all.
+        let n = call.op.trains().map_or(0, |_| Trains::SCALARS);
         let shared = |it: &ComputeCall| it.args[it.args.len().saturating_sub(n)..].to_vec();
         if call.op.kind() != first.op.kind() || shared(first) != shared(call) {
             return false;
@@ -77,16 +78,6 @@ impl Batch {
                 && !overlap(&written(it), &read(call))
                 && !overlap(&read(it), &written(call))
         })
-    }
-}
-
-/// How many of an op's last operands are one value for all calls of a batch.
-fn n_shared(op: &Op) -> usize {
-    match op {
-        // The factor of gradients, the learning rate, whether the update is applied.
-        Op::AdamW(_) | Op::Adam(_) | Op::Sgd(_) => 3,
-        // Others batch whole tensors, or not at all.
-        _ => 0,
     }
 }
 

@@ -105,41 +105,15 @@ fn is_local(kind: OpKind) -> bool {
     ![OpKind::Collective, OpKind::Reshard].contains(&kind)
 }
 
-/// Float operands that are f32 whatever the others are: statistics, scalars, scales, states of optimizers.
-fn stays_f32(op: &Op, operand: usize, n_operands: usize) -> bool {
-    match op.kind() {
-        _ if op.codes().is_some_and(|it| operand + it.of.len() >= n_operands) => true,
-        OpKind::CeLoss | OpKind::CeLossGrad | OpKind::ClipScale => true,
-        OpKind::CeStats | OpKind::CeStatsGrad => operand > 0,
-        OpKind::DelayedScale | OpKind::QuantMatmul => true,
-        // All but the amax.
-        OpKind::DelayedUpdate => operand != 1,
-        OpKind::Quantize => operand > 0,
-        OpKind::RoundNvFp4 => operand > 1,
-        OpKind::AttentionGrad => operand == 4,
-        OpKind::RmsNormGrad => operand == 3,
-        OpKind::LayerNormGrad => operand == 3 || operand == 4,
-        // All but the gradient, which is followed by three scalars.
-        OpKind::AdamW | OpKind::Adam | OpKind::Sgd => operand + 4 != n_operands,
-        _ => false,
-    }
-}
-
 /// The sample in f32, and in bf16 where the op takes that.
 fn in_both(sample: Sample) -> Vec<Case> {
-    let mut narrow = sample.clone();
-    for (operand, input) in narrow.inputs.iter_mut().enumerate() {
-        if input.ty.dtype == DType::F32 && !stays_f32(&sample.op, operand, sample.inputs.len()) {
-            input.ty.dtype = DType::Bf16;
-        }
+    let mut narrow = sample.in_bf16();
+    if let (Some(narrow), Some(trains)) = (&mut narrow, sample.op.trains()) {
+        // Weights and their states stay in f32.
+        narrow.inputs[..trains.grad()].clone_from_slice(&sample.inputs[..trains.grad()]);
     }
-    let mut res = vec![one(call(&sample), DType::F32)];
-    let types: Vec<&TensorType> = narrow.inputs.iter().map(|it| &it.ty).collect();
-    let changed = narrow.inputs.iter().zip(&sample.inputs).any(|(a, b)| a.ty != b.ty);
-    if changed && narrow.op.infer(&types).is_ok() {
-        res.push(one(call(&narrow), DType::Bf16));
-    }
-    res
+    let wide = one(call(&sample), DType::F32);
+    std::iter::once(wide).chain(narrow.map(|it| one(call(&it), DType::Bf16))).collect()
 }
 
 fn one(call: Call, dtype: DType) -> Case {
