@@ -169,6 +169,13 @@ macro_rules! define_ops {
                     $(Op::$ty(it) => it.grad(cx),)*
                 }
             }
+            /// [`OpDef::batches_with`].
+            pub fn batches_with(&self, other: &Op) -> bool {
+                match (self, other) {
+                    $((Op::$ty(a), Op::$ty(b)) => a.batches_with(b),)*
+                    _ => false,
+                }
+            }
             /// [`OpDef::is_fused`]; also if it gives amaxes or codes of its results.
             pub fn is_fused(&self) -> bool {
                 self.amaxes().is_some_and(|it| !it.is_none())
@@ -370,6 +377,12 @@ pub trait OpDef: Sized + Into<Op> {
     /// starts with them.
     fn first_gradients(&self) -> &'static [usize] {
         &[]
+    }
+
+    /// Returns true if calls of both may be one launch over many tensors. Attributes may differ in what a table has for
+    /// each tensor.
+    fn batches_with(&self, _other: &Self) -> bool {
+        false
     }
 
     /// The optimizer, if the op is one step of it.

@@ -170,30 +170,13 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
 /// differ only in what a table holds for each tensor. That scalar operands are the same values too,
 /// and that neither needs the other's result, is for the caller to see.
 pub fn batchable(a: &OpCall<'_>, b: &OpCall<'_>) -> bool {
-    let same_op = match (a.op, b.op) {
-        (Op::AdamW(a), Op::AdamW(b)) => {
-            *a == ir::ops::AdamW { weight_decay: a.weight_decay, ..b.clone() }
-        }
-        (Op::Adam(a), Op::Adam(b)) => {
-            *a == ir::ops::Adam { weight_decay: a.weight_decay, ..b.clone() }
-        }
-        (Op::Sgd(a), Op::Sgd(b)) => {
-            *a == ir::ops::Sgd { weight_decay: a.weight_decay, ..b.clone() }
-        }
-        (Op::SumSquares(_), Op::SumSquares(_)) => true,
-        (Op::Amax(_), Op::Amax(_)) => is_one(a.results, 0) && is_one(b.results, 0),
-        (Op::QuantScale(a), Op::QuantScale(b)) => a == b,
-        (Op::DelayedScale(_), Op::DelayedScale(_)) => true,
-        (Op::DelayedUpdate(a), Op::DelayedUpdate(b)) => a == b,
-        (Op::QuantizeBlock(a), Op::QuantizeBlock(b)) => a == b,
-        (Op::Quantize(x), Op::Quantize(y)) => {
-            let scaled = is_one(a.args, 1) && is_one(b.args, 1);
-            // Parts of sums are of one tensor.
-            let summed = [x, y].iter().any(|it| !it.sums.is_none());
-            scaled && !summed && (x.to, x.copies) == (y.to, y.copies)
-        }
-        _ => false,
+    // Amaxes and scales of pieces are not for a table.
+    let numbers = |it: &OpCall<'_>| match it.op {
+        Op::Amax(_) => is_one(it.results, 0),
+        Op::Quantize(_) => is_one(it.args, 1),
+        _ => true,
     };
+    let same_op = a.op.batches_with(b.op) && numbers(a) && numbers(b);
     let dtypes =
         |a: &[Operand], b: &[Operand]| a.iter().map(|it| it.dtype).eq(b.iter().map(|it| it.dtype));
     same_op && dtypes(a.args, b.args) && dtypes(a.results, b.results)

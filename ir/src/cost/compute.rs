@@ -88,8 +88,7 @@ impl<'a> Ops<'a> {
 
     /// Seconds of launching, if this is not part of the launch before.
     fn launch(&mut self, stream: Stream, op: &Op) -> f64 {
-        // What sums columns runs alone.
-        let kind = Some(op.kind()).filter(|&it| is_batched(it) && op.sums().is_none());
+        let kind = op.batches_with(op).then(|| op.kind());
         let last = std::mem::replace(&mut self.last[stream.index()], kind);
         match kind.is_some() && last == kind {
             true => 0.0,
@@ -161,23 +160,6 @@ pub fn op_seconds(op: &Op, inputs: &[TensorType], results: &[TensorType], target
 pub fn work_seconds(flops: u64, bytes: u64, target: &Target) -> f64 {
     let rate = target.gemm.bf16.0 * target.sustained.0;
     flops as f64 / rate + bytes as f64 / target.bandwidth.0
-}
-
-/// Kinds of which consecutive ops run as one launch over many tensors (`docs/gpu.md`).
-fn is_batched(kind: OpKind) -> bool {
-    matches!(
-        kind,
-        OpKind::Adam
-            | OpKind::AdamW
-            | OpKind::Sgd
-            | OpKind::SumSquares
-            | OpKind::Amax
-            | OpKind::QuantScale
-            | OpKind::DelayedScale
-            | OpKind::DelayedUpdate
-            | OpKind::Quantize
-            | OpKind::QuantizeBlock
-    )
 }
 
 /// Seconds of the products of a GEMM whose operands have so many bytes an element.

@@ -75,6 +75,10 @@ impl OpDef for Adam {
         adam_trains(false, [self.beta1, self.beta2, self.eps, self.weight_decay])
     }
 
+    fn batches_with(&self, other: &Self) -> bool {
+        *self == Adam { weight_decay: self.weight_decay, ..other.clone() }
+    }
+
     fn samples() -> Vec<Sample> {
         adam_samples(|compute, amax| Adam {
             beta1: 0.9.into(),

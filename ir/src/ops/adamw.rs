@@ -225,6 +225,10 @@ impl OpDef for AdamW {
         adam_trains(true, [self.beta1, self.beta2, self.eps, self.weight_decay])
     }
 
+    fn batches_with(&self, other: &Self) -> bool {
+        *self == AdamW { weight_decay: self.weight_decay, ..other.clone() }
+    }
+
     fn samples() -> Vec<Sample> {
         adam_samples(|compute, amax| AdamW {
             beta1: 0.9.into(),

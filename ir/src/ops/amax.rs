@@ -82,6 +82,10 @@ impl OpDef for Amax {
         StandsFor::Scale
     }
 
+    fn batches_with(&self, _other: &Self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         vec![
             Sample::floats(Amax::default(), &[&[4, 6]]),

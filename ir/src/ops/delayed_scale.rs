@@ -44,6 +44,10 @@ impl OpDef for DelayedScale {
         StandsFor::Scale
     }
 
+    fn batches_with(&self, _other: &Self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         vec![Sample::floats(DelayedScale {}, &[&[]]).fill(0, Values::Positive)]
     }

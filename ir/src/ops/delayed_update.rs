@@ -79,6 +79,10 @@ impl OpDef for DelayedUpdate {
         StandsFor::Scale
     }
 
+    fn batches_with(&self, other: &Self) -> bool {
+        self == other
+    }
+
     fn samples() -> Vec<Sample> {
         let op = |algo| DelayedUpdate { to: DType::E4M3, margin: 0, algo };
         let sample = |algo| {

@@ -75,6 +75,10 @@ impl OpDef for QuantScale {
         StandsFor::Scale
     }
 
+    fn batches_with(&self, other: &Self) -> bool {
+        self == other
+    }
+
     fn samples() -> Vec<Sample> {
         let e4m3 = QuantScale { to: DType::E4M3, pow2: false, epsilon: Number::default() };
         let pow2 = QuantScale { to: DType::E5M2, pow2: true, epsilon: Number(0.75) };

@@ -152,6 +152,12 @@ impl OpDef for Quantize {
         StandsFor::Operand
     }
 
+    fn batches_with(&self, other: &Self) -> bool {
+        // Parts of sums are of one tensor.
+        let summed = !self.sums.is_none() || !other.sums.is_none();
+        !summed && (self.to, self.copies) == (other.to, other.copies)
+    }
+
     fn samples() -> Vec<Sample> {
         let op = |copies, pieces| Quantize { pieces, ..Quantize::new(DType::E4M3, copies) };
         let sum = |op| Quantize { sums: Sums { of: [(0, DType::F32)].into() }, ..op };

@@ -224,6 +224,10 @@ impl OpDef for QuantizeBlock {
         StandsFor::Operand
     }
 
+    fn batches_with(&self, other: &Self) -> bool {
+        self == other
+    }
+
     fn samples() -> Vec<Sample> {
         let op = |square, pow2, copies| {
             let (to, from, uneven) = (DType::E4M3, DType::F32, false);

@@ -107,6 +107,10 @@ impl OpDef for Sgd {
         Some(Trains { optimizer: Optimizer::Sgd { momentum, weight_decay }, states })
     }
 
+    fn batches_with(&self, other: &Self) -> bool {
+        *self == Sgd { weight_decay: self.weight_decay, ..other.clone() }
+    }
+
     fn samples() -> Vec<Sample> {
         let plain = Sgd::default();
         let heavy = Sgd { momentum: 0.9.into(), weight_decay: 0.1.into() };

@@ -37,6 +37,10 @@ impl OpDef for SumSquares {
         &[0]
     }
 
+    fn batches_with(&self, _other: &Self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         vec![
             Sample::floats(SumSquares {}, &[&[4, 6]]),
