@@ -283,6 +283,10 @@ forward! { fn localize(&self, results: &[&[u64]]) -> Option<Op> = self(results) 
 forward! { fn stands_for(&self, inputs: &[&TensorType]) -> StandsFor = self(inputs) }
 forward! { fn flops(&self, inputs: &[&[u64]], results: &[&[u64]]) -> u64 = self(inputs, results) }
 forward! { fn model_flops(&self, inputs: &[&[u64]], results: &[&[u64]]) -> u64 = self(inputs, results) }
+forward! { fn work(&self) -> Work = self() }
+forward! { fn bytes(&self, inputs: &[TensorType], results: &[TensorType]) -> u64 = self(inputs, results) }
+forward! { fn is_view(&self) -> bool = self() }
+forward! { fn looks_up(&self, inputs: &[&TensorType]) -> Option<LookUp> = self(inputs) }
 forward! { fn trains(&self) -> Option<Trains> = self() }
 forward! { fn first_gradients(&self) -> &'static [usize] = self() }
 
@@ -385,6 +389,26 @@ pub trait OpDef: Sized + Into<Op> {
         false
     }
 
+    /// The unit of a GPU that does the work. Default: it moves memory.
+    fn work(&self) -> Work {
+        Work::Memory
+    }
+
+    /// Bytes that one rank moves, on types with local shapes. Default: all operands and results.
+    fn bytes(&self, inputs: &[TensorType], results: &[TensorType]) -> u64 {
+        bytes_of(inputs) + bytes_of(results)
+    }
+
+    /// Returns true if the result is the memory of the operand under another shape.
+    fn is_view(&self) -> bool {
+        false
+    }
+
+    /// The ids that the op looks up, if it does. An op that gets them from such an op says nothing.
+    fn looks_up(&self, _inputs: &[&TensorType]) -> Option<LookUp> {
+        None
+    }
+
     /// The optimizer, if the op is one step of it.
     fn trains(&self) -> Option<Trains> {
         None
@@ -392,6 +416,51 @@ pub trait OpDef: Sized + Into<Op> {
 
     /// A few well-typed operand lists, for the tests that every op gets.
     fn samples() -> Vec<Sample>;
+}
+
+/// The unit of a GPU that does an op's work; see [`OpDef::work`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Work {
+    /// Memory: the op takes as long as its bytes.
+    Memory,
+    /// Tensor cores, in a GEMM of floats. The last dim of the first result has its columns.
+    Gemm,
+    /// Tensor cores, in a GEMM of FP8 data.
+    Fp8Gemm {
+        /// How its operands are scaled.
+        scales: Fp8Scales,
+        /// Sums stay in the tensor cores' precision.
+        fast: bool,
+    },
+    /// Tensor cores, in attention.
+    Attention,
+}
+
+/// How the operands of a GEMM on FP8 data are scaled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fp8Scales {
+    /// By tensor, or by piece of it.
+    Tensor,
+    /// Both by row.
+    Row,
+    /// At least one by square block.
+    Block,
+}
+
+/// Ids that an op looks up; see [`OpDef::looks_up`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LookUp {
+    /// The operand that holds them.
+    pub ids: usize,
+    /// The operand in which they are positions.
+    pub table: usize,
+    /// The number of ids that the table has.
+    pub size: u64,
+}
+
+/// Bytes of tensors of these types.
+pub fn bytes_of(types: &[TensorType]) -> u64 {
+    types.iter().map(TensorType::bytes).sum()
 }
 
 /// An optimizer's op. Operands: the parameter, its states, the gradient, and three scalars: the factor of gradients,

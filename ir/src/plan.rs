@@ -30,7 +30,7 @@ use crate::Phase;
 use crate::checkpoint::update;
 use crate::digest::Digest;
 use crate::graph::{Init, Name};
-use crate::ops::{CollectiveKind, Op};
+use crate::ops::{CollectiveKind, Op, Work};
 use crate::placement::{AxisSet, Mesh, Sharding};
 use crate::run::Run;
 use crate::types::{Shape, TensorType};
@@ -395,8 +395,10 @@ impl Plan {
 
     /// Returns true if it has GEMMs on FP8 data.
     pub fn multiplies_in_fp8(&self) -> bool {
-        let is_fp8 =
-            |it: &Instruction| matches!(it, Instruction::Compute { op: Op::QuantMatmul(_), .. });
+        let is_fp8 = |it: &Instruction| match it {
+            Instruction::Compute { op, .. } => matches!(op.work(), Work::Fp8Gemm { .. }),
+            _ => false,
+        };
         self.sections.iter().flatten().any(is_fp8)
     }
 

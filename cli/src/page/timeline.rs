@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use ir::cost::Span;
-use ir::ops::Op;
+use ir::ops::{Op, Work};
 use ir::placement::AxisSet;
 use ir::plan::{Instruction, Plan, PlanSection, Role, Stream, StreamKind};
 use maud::{Markup, PreEscaped, html};
@@ -160,11 +160,13 @@ fn works<'a>(cx: &'a Cx, sections: &[PlanSection]) -> Vec<Work<'a>> {
 }
 
 fn op_kind(plan: &Plan, op: &Op, results: &[ir::plan::Buffer]) -> Kind {
-    match op {
-        Op::Matmul(_) | Op::QuantMatmul(_) => Kind::Gemm,
-        Op::Attention(_) | Op::AttentionGrad(_) => Kind::Attention,
-        _ if results.iter().any(|it| plan.buffers[*it].role == Role::Param) => Kind::Optimizer,
-        _ => Kind::Op,
+    match op.work() {
+        Work::Gemm | Work::Fp8Gemm { .. } => Kind::Gemm,
+        Work::Attention => Kind::Attention,
+        Work::Memory if results.iter().any(|it| plan.buffers[*it].role == Role::Param) => {
+            Kind::Optimizer
+        }
+        Work::Memory => Kind::Op,
     }
 }
 

@@ -14,19 +14,14 @@ use cranelift_entity::EntityRef;
 use smallvec::SmallVec;
 
 use super::target::{Figure, Target};
-use crate::ops::{Gemm, Op, OpKind};
+use crate::ops::{Op, OpKind, Work};
 use crate::plan::{Buffer, Instruction, Plan, Stream};
 use crate::types::{DType, TensorType};
 
 /// The GEMM of which a target has the rates: its rows, columns and contracted size.
-const MEASURED_GEMM: usize = 8192;
+const MEASURED_GEMM: u64 = 8192;
 /// The attention of which a target has the rate: tokens, query heads, key heads, features of a head.
 const MEASURED_ATTENTION: [f64; 4] = [8192.0, 32.0, 8.0, 128.0];
-
-/// Bytes that attention's backward pass moves in scratch for each element of `q`: the gradient of `q` in f32 is
-/// zeroed, added to, and rounded (`docs/gpu.md`: cuDNN's accumulator), and `o` and its gradient are read once more
-/// for the row sums of their product.
-const ATTENTION_GRAD_SCRATCH: u64 = 4 + 8 + 4 + 2 + 2;
 
 /// Times of the ops of a plan.
 pub(super) struct Ops<'a> {
@@ -78,7 +73,7 @@ impl<'a> Ops<'a> {
 
     /// Ops that only rename the dims of what is there already.
     fn is_view(&self, op: &Op, args: &[Buffer], results: &[Buffer]) -> bool {
-        matches!(op, Op::SplitDim(_) | Op::MergeDims(_)) && self.same_memory(args[0], results[0])
+        op.is_view() && self.same_memory(args[0], results[0])
     }
 
     fn same_memory(&self, a: Buffer, b: Buffer) -> bool {
@@ -119,40 +114,31 @@ impl<'a> Ops<'a> {
 
 /// Seconds that one rank takes for an op, without its launch. Types have the shapes that the rank holds.
 pub fn op_seconds(op: &Op, inputs: &[TensorType], results: &[TensorType], target: &Target) -> f64 {
-    let bytes = |it: &[TensorType]| it.iter().map(TensorType::bytes).sum::<u64>();
-    let sizes = |it: &TensorType| -> SmallVec<[usize; 4]> {
-        it.shape.iter().map(|&it| it as usize).collect()
-    };
-    let busy = match op {
-        Op::Matmul(it) => {
+    let busy = match op.work() {
+        Work::Memory => 0.0,
+        Work::Gemm => {
             let rate = match inputs[0].dtype {
                 DType::Bf16 => (&target.gemm.bf16, 2),
                 _ => (&target.gemm.f32, 4),
             };
-            gemm_seconds(&it.gemm(&sizes(&inputs[0]), &sizes(&inputs[1])), rate, target)
+            gemm_seconds(&results[0].shape, flops(op, inputs, results), rate, target)
         }
-        Op::QuantMatmul(it) => {
-            // Where there is no such GEMM, codes would be multiplied in bf16.
-            let rate = target.gemm.of(it).map_or((&target.gemm.bf16, 2), |it| (it, 1));
-            gemm_seconds(&it.gemm(&sizes(&inputs[0]), &sizes(&inputs[1])), rate, target)
+        Work::Fp8Gemm { scales, fast } => {
+            // Where there is no such GEMM, FP8 data would be multiplied in bf16.
+            let rate = target.gemm.fp8(scales, fast).map_or((&target.gemm.bf16, 2), |it| (it, 1));
+            gemm_seconds(&results[0].shape, flops(op, inputs, results), rate, target)
         }
-        Op::Attention(_) | Op::AttentionGrad(_) => {
-            let inputs: SmallVec<[&[u64]; 6]> = inputs.iter().map(|it| &it.shape[..]).collect();
-            let results: SmallVec<[&[u64]; 3]> = results.iter().map(|it| &it.shape[..]).collect();
-            op.flops(&inputs, &results) as f64 / (attention_rate(target) * target.sustained.0)
+        Work::Attention => {
+            flops(op, inputs, results) as f64 / (attention_rate(target) * target.sustained.0)
         }
-        _ => 0.0,
     };
-    let moved = bytes(inputs) + bytes(results);
-    let moved = match op {
-        // Rows of the table that are looked up, and where they go.
-        Op::Embedding(_) => 2 * bytes(results) + bytes(&inputs[..1]),
-        Op::SliceDim(_) => 2 * bytes(results),
-        Op::Fill(_) | Op::ZerosLike(_) => bytes(results),
-        Op::AttentionGrad(_) => moved + inputs[0].n_elements() * ATTENTION_GRAD_SCRATCH,
-        _ => moved,
-    };
-    busy + moved as f64 / target.bandwidth.0
+    busy + op.bytes(inputs, results) as f64 / target.bandwidth.0
+}
+
+fn flops(op: &Op, inputs: &[TensorType], results: &[TensorType]) -> u64 {
+    let inputs: SmallVec<[&[u64]; 6]> = inputs.iter().map(|it| &it.shape[..]).collect();
+    let results: SmallVec<[&[u64]; 3]> = results.iter().map(|it| &it.shape[..]).collect();
+    op.flops(&inputs, &results)
 }
 
 /// Returns the seconds for this many operations and bytes at the rates of large bf16 GEMMs and of copies. Unlike
@@ -162,24 +148,29 @@ pub fn work_seconds(flops: u64, bytes: u64, target: &Target) -> f64 {
     flops as f64 / rate + bytes as f64 / target.bandwidth.0
 }
 
-/// Seconds of the products of a GEMM whose operands have so many bytes an element.
-fn gemm_seconds(gemm: &Gemm, (measured, bytes): (&Figure, u64), target: &Target) -> f64 {
+/// Seconds of the products of a GEMM with this result and so many FLOPs, whose operands have so many bytes an element.
+fn gemm_seconds(
+    result: &[u64],
+    flops: u64,
+    (measured, bytes): (&Figure, u64),
+    target: &Target,
+) -> f64 {
     let size = MEASURED_GEMM;
-    let known = Gemm { m: size, n: size, k: size, a_strides: [size, 1], b_strides: [1, size] };
-    let flops = known.flops() as f64;
+    let known = 2.0 * (size as f64).powi(3);
     // Two operands, and a result in bf16 or in the type of f32 operands.
     let moved = (size * size) as f64 * (2 * bytes + bytes.max(2)) as f64;
-    let busy = flops / measured.0 - moved / target.bandwidth.0 - target.launch.0;
+    let busy = known / measured.0 - moved / target.bandwidth.0 - target.launch.0;
     // A profile whose GEMM is bound by memory has no rate of its own.
-    let busy = busy.max(0.1 * flops / measured.0);
-    let rate = flops * waves(&known, target) / busy;
-    gemm.flops() as f64 * waves(gemm, target) / (rate * target.sustained.0)
+    let busy = busy.max(0.1 * known / measured.0);
+    let rate = known * waves(&[size, size], target) / busy;
+    flops as f64 * waves(result, target) / (rate * target.sustained.0)
 }
 
 /// What a GEMM takes because of its last wave of tiles, as a factor; the better of both ways to lay a tile.
-fn waves(gemm: &Gemm, target: &Target) -> f64 {
+fn waves(result: &[u64], target: &Target) -> f64 {
     let (rows, columns) = (target.tile.0 as f64, target.tile.1 as f64);
-    let (m, n) = (gemm.m as f64, gemm.n as f64);
+    let n = result.last().map_or(1.0, |&it| it as f64);
+    let m = result[..result.len().saturating_sub(1)].iter().product::<u64>() as f64;
     let slots = |rows: f64, columns: f64| {
         let tiles = (m / rows).ceil() * (n / columns).ceil();
         (tiles / target.processors.0).ceil() * target.processors.0 * rows * columns

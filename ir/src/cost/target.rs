@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{bytes_of, locate};
-use crate::ops::{Granule, Op, QuantMatmul};
+use crate::ops::{Fp8Scales, Work};
 use crate::plan::{Instruction, Plan};
 use crate::range::number_text;
 
@@ -323,7 +323,10 @@ impl Target {
     /// Whether the machine has the GEMMs of a plan: FP8 is not for all.
     pub fn multiplies(&self, plan: &Plan) -> bool {
         let lacks = |it: &Instruction| match it {
-            Instruction::Compute { op: Op::QuantMatmul(it), .. } => self.gemm.of(it).is_none(),
+            Instruction::Compute { op, .. } => match op.work() {
+                Work::Fp8Gemm { scales, fast } => self.gemm.fp8(scales, fast).is_none(),
+                Work::Memory | Work::Gemm | Work::Attention => false,
+            },
             _ => false,
         };
         !plan.sections.iter().flatten().any(lacks)
@@ -331,14 +334,13 @@ impl Target {
 }
 
 impl Gemms {
-    /// The rate of a GEMM on codes.
-    pub(super) fn of(&self, op: &QuantMatmul) -> Option<&Figure> {
-        let tensor = |it: &Granule| matches!(it, Granule::Tensor(_));
-        let rate = match (&op.a, &op.b) {
-            (Granule::Row, Granule::Row) => &self.fp8_rows,
-            (a, b) if !tensor(a) || !tensor(b) => &self.fp8_block,
-            _ if op.fast => &self.fp8_fast,
-            _ => &self.fp8,
+    /// The rate of a GEMM on FP8 data.
+    pub(super) fn fp8(&self, scales: Fp8Scales, fast: bool) -> Option<&Figure> {
+        let rate = match scales {
+            Fp8Scales::Row => &self.fp8_rows,
+            Fp8Scales::Block => &self.fp8_block,
+            Fp8Scales::Tensor if fast => &self.fp8_fast,
+            Fp8Scales::Tensor => &self.fp8,
         };
         rate.as_ref()
     }

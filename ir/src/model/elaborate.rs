@@ -18,7 +18,7 @@ use super::range::{Fields, MAX_SIZE, too_large};
 use super::schema::{Batch, Model, Units};
 use crate::build::BuildError;
 use crate::graph::{AfterForward, Checkpoint, Def, Scope, ScopeData, Training};
-use crate::ops::{Cast, Op, OpKind, Origin, SliceDim};
+use crate::ops::{Cast, LookUp, Op, OpKind, Origin, SliceDim};
 use crate::placement::{DimLayout, Sharding};
 use crate::quant::Recipe;
 use crate::run::Run;
@@ -99,13 +99,9 @@ pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
 /// runtime refuses others before a step.
 fn vocab(graph: &Graph) -> Option<u64> {
     let looked_up = graph.order.iter().map(|&it| &graph.nodes[it]).filter_map(|it| {
-        let (ids, sizes) = match &it.op {
-            Op::Embedding(_) => (it.inputs[0], graph.ty(it.inputs[1]).shape.first()),
-            Op::CeStats(_) => (it.inputs[1], graph.ty(it.inputs[0]).shape.last()),
-            // No other op looks ids up.
-            _ => return None,
-        };
-        sizes.copied().filter(|_| graph.values[whole(graph, ids)].def == Def::Input)
+        let types: SmallVec<[&TensorType; 4]> = it.inputs.iter().map(|&it| graph.ty(it)).collect();
+        let LookUp { ids, size, .. } = it.op.looks_up(&types)?;
+        (graph.values[whole(graph, it.inputs[ids])].def == Def::Input).then_some(size)
     });
     looked_up.min()
 }

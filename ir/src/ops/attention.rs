@@ -14,7 +14,7 @@ use smallvec::smallvec;
 use crate::ops::tensor::{axpy, dot};
 use crate::ops::{
     AttentionGrad, Factors, GradCx, GradError, Grads, LocalCx, Number, Numbers, OpDef, Real,
-    Sample, TypeError, Types, View, ViewMut, arity, floats, is_default, ndim, ndim_at_least,
+    Sample, TypeError, Types, View, ViewMut, Work, arity, floats, is_default, ndim, ndim_at_least,
     same_shape, same_size,
 };
 use crate::range::{Ranged, RealRange};
@@ -219,6 +219,10 @@ impl OpDef for Attention {
 
     fn by_products(&self) -> &'static [usize] {
         &[1]
+    }
+
+    fn work(&self) -> Work {
+        Work::Attention
     }
 
     fn samples() -> Vec<Sample> {

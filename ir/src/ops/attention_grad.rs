@@ -15,9 +15,13 @@ use crate::ops::attention::{Attention, Heads, Query};
 use crate::ops::tensor::{axpy, dot};
 use crate::ops::{
     Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, TypeError, Types, View,
-    ViewMut, arity, is_default, same_shape, same_size, single,
+    ViewMut, Work, arity, bytes_of, is_default, same_shape, same_size, single,
 };
 use crate::types::TensorType;
+
+/// Bytes that a GPU moves in scratch for each element of `q`: the gradient of `q` in f32 is zeroed, added to, and rounded
+/// (`docs/gpu.md`: cuDNN's accumulator), and `o` and its gradient are read once more for the row sums of their product.
+const SCRATCH: u64 = 4 + 8 + 4 + 2 + 2;
 
 /// See the [module docs](self). Operands: `q`, `k`, `v`, `o`, `lse`, `do`; results: `dq`, `dk`,
 /// `dv`. Attributes are those of `attention`.
@@ -110,6 +114,14 @@ impl OpDef for AttentionGrad {
     /// Two GEMMs for each of the forward pass; the scores, which are computed again, do not count.
     fn model_flops(&self, inputs: &[&[u64]], _results: &[&[u64]]) -> u64 {
         Attention::full_flops(inputs[0], inputs[1]).saturating_mul(2)
+    }
+
+    fn work(&self) -> Work {
+        Work::Attention
+    }
+
+    fn bytes(&self, inputs: &[TensorType], results: &[TensorType]) -> u64 {
+        bytes_of(inputs) + bytes_of(results) + inputs[0].n_elements() * SCRATCH
     }
 
     fn samples() -> Vec<Sample> {

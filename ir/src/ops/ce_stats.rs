@@ -14,9 +14,9 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    BoundAt, Bounds, CeStatsGrad, Factors, GradCx, GradError, Grads, LocalCx, Number, Numbers, Op,
-    OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity, floats, integers,
-    is_default, leading, ndim_at_least, per_row, single,
+    BoundAt, Bounds, CeStatsGrad, Factors, GradCx, GradError, Grads, LocalCx, LookUp, Number,
+    Numbers, Op, OpDef, Real, Sample, TypeError, Types, Values, View, ViewMut, arity, floats,
+    integers, is_default, leading, ndim_at_least, per_row, single,
 };
 use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
@@ -102,6 +102,10 @@ impl OpDef for CeStats {
 
     fn constants(&self) -> &'static [usize] {
         &[2]
+    }
+
+    fn looks_up(&self, inputs: &[&TensorType]) -> Option<LookUp> {
+        inputs[0].shape.last().map(|&size| LookUp { ids: 1, table: 0, size })
     }
 
     fn samples() -> Vec<Sample> {

@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, Factors, LocalBound, LocalCx, Number, Numbers,
-    OpDef, Real, Sample, Tensor, TypeError, Types, Values, View, ViewMut, arity, floats, integers,
-    is_default, ndim_at_least, per_row,
+    CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, Factors, LocalBound, LocalCx, LookUp, Number,
+    Numbers, OpDef, Real, Sample, Tensor, TypeError, Types, Values, View, ViewMut, arity, floats,
+    integers, is_default, ndim_at_least, per_row,
 };
 use crate::range::Ranged;
 use crate::types::{DType, TensorType};
@@ -92,6 +92,10 @@ impl OpDef for CrossEntropy {
 
     fn is_fused(&self) -> bool {
         true
+    }
+
+    fn looks_up(&self, inputs: &[&TensorType]) -> Option<LookUp> {
+        inputs[0].shape.last().map(|&size| LookUp { ids: 1, table: 0, size })
     }
 
     fn samples() -> Vec<Sample> {

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    BoundAt, Bounds, EmbeddingGrad, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real,
-    Sample, TypeError, Types, Values, View, ViewMut, arity, integers, ndim,
+    BoundAt, Bounds, EmbeddingGrad, Factors, GradCx, GradError, Grads, LocalCx, LookUp, OpDef,
+    Real, Sample, TypeError, Types, Values, View, ViewMut, arity, bytes_of, integers, ndim,
 };
 use crate::types::TensorType;
 
@@ -72,6 +72,15 @@ impl OpDef for Embedding {
 
     fn bounds(&self, _inputs: &[&TensorType]) -> Bounds {
         smallvec![BoundAt::Input(1, 0)]
+    }
+
+    fn bytes(&self, inputs: &[TensorType], results: &[TensorType]) -> u64 {
+        // Rows of the table that are looked up, and where they go.
+        2 * bytes_of(results) + bytes_of(&inputs[..1])
+    }
+
+    fn looks_up(&self, inputs: &[&TensorType]) -> Option<LookUp> {
+        inputs[1].shape.first().map(|&size| LookUp { ids: 0, table: 1, size })
     }
 
     fn samples() -> Vec<Sample> {

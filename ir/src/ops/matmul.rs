@@ -17,7 +17,7 @@ use smallvec::smallvec;
 
 use crate::ops::{
     ActivationKind, Cast, Factors, GradCx, GradError, Grads, LocalCx, Op, OpDef, Real, Sample,
-    TypeError, Types, View, ViewMut, arity, is_default, leading, ndim, same_shape, same_size,
+    TypeError, Types, View, ViewMut, Work, arity, is_default, leading, ndim, same_shape, same_size,
 };
 use crate::types::{DType, TensorType};
 
@@ -172,6 +172,10 @@ impl OpDef for Matmul {
 
     fn is_fused(&self) -> bool {
         self.accumulate || self.bias || self.gelu
+    }
+
+    fn work(&self) -> Work {
+        Work::Gemm
     }
 
     fn samples() -> Vec<Sample> {

@@ -53,6 +53,10 @@ impl OpDef for MergeDims {
         &[(0, 0)]
     }
 
+    fn is_view(&self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         vec![
             Sample::floats(MergeDims { dim: 1 }, &[&[3, 2, 4]]),

@@ -6,7 +6,7 @@ use smallvec::smallvec;
 use crate::ops::factors::letters;
 use crate::ops::{
     Factors, GradCx, GradError, Grads, Linear, LocalCx, OpDef, PadDim, Real, Sample, TypeError,
-    Types, View, ViewMut, arity, ndim_at_least,
+    Types, View, ViewMut, arity, bytes_of, ndim_at_least,
 };
 use crate::types::TensorType;
 
@@ -66,6 +66,10 @@ impl OpDef for SliceDim {
         let size = cx.ty(cx.inputs[0]).shape[self.dim];
         let grad = cx.grad(0);
         Ok(smallvec![cx.op(0, PadDim { dim: self.dim, start: self.start, size }, &[grad])?])
+    }
+
+    fn bytes(&self, _inputs: &[TensorType], results: &[TensorType]) -> u64 {
+        2 * bytes_of(results)
     }
 
     fn samples() -> Vec<Sample> {

@@ -63,6 +63,10 @@ impl OpDef for SplitDim {
         Some(SplitDim { dim: self.dim, inner: results[0][self.dim + 1] }.into())
     }
 
+    fn is_view(&self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         vec![
             Sample::floats(SplitDim { dim: 1, inner: 4 }, &[&[3, 8]]),

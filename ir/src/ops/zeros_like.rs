@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    Factors, Linear, LocalCx, OpDef, Real, Sample, TypeError, Types, View, ViewMut, arity,
+    Factors, Linear, LocalCx, OpDef, Real, Sample, TypeError, Types, View, ViewMut, arity, bytes_of,
 };
 use crate::types::TensorType;
 
@@ -38,6 +38,10 @@ impl OpDef for ZerosLike {
 
     fn by_products(&self) -> &'static [usize] {
         &[0]
+    }
+
+    fn bytes(&self, _inputs: &[TensorType], results: &[TensorType]) -> u64 {
+        bytes_of(results)
     }
 
     fn samples() -> Vec<Sample> {

@@ -2,11 +2,13 @@
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 use rustc_hash::{FxBuildHasher, FxHashSet};
+use smallvec::SmallVec;
 
 use super::{At, Cx, Flow};
-use crate::Op;
 use crate::model::check_run;
+use crate::ops::{LookUp, Op};
 use crate::plan::{ALIGN, Buffer, Instruction, Plan, PlanSection, Role, StreamKind};
+use crate::types::TensorType;
 use crate::verify::op::{Checker, Class};
 use crate::verify::params::{Declared, faults};
 use crate::verify::{Place, Property};
@@ -193,20 +195,13 @@ fn other_batch(plan: &Plan, name: &str) -> Option<String> {
 /// Tables and logits in which ids from outside are looked up, with how many of them there are.
 fn looked_up(cx: &Cx<'_>, flow: &Flow) -> Vec<(u64, Buffer)> {
     let plan = cx.plan;
-    let size = |buffer: Buffer, dim: usize| plan.buffers[buffer].ty.shape.get(dim).copied();
     let found = plan.timeline(&PlanSection::ALL).filter_map(|(at, it)| {
         let Instruction::Compute { op, args, .. } = it else { return None };
-        let (ids, table, rows) = match op {
-            Op::Embedding(_) => (args[0], args[1], size(args[1], 0)),
-            Op::CeStats(_) | Op::CrossEntropy(_) => {
-                let dims = plan.buffers[args[0]].ty.ndim();
-                (args[1], args[0], size(args[0], dims.wrapping_sub(1)))
-            }
-            // No other op looks ids up that it does not get from one of these.
-            _ => return None,
-        };
-        let root = whole(plan, flow, at, ids);
-        Some((rows?, table)).filter(|_| plan.buffers[root].role == Role::Input)
+        let types: SmallVec<[&TensorType; 4]> =
+            args.iter().map(|&it| &plan.buffers[it].ty).collect();
+        let LookUp { ids, table, size } = op.looks_up(&types)?;
+        let root = whole(plan, flow, at, args[ids]);
+        (plan.buffers[root].role == Role::Input).then_some((size, args[table]))
     });
     found.collect()
 }
