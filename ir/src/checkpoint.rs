@@ -314,14 +314,11 @@ fn not_saved(plan: &Plan) -> FxHashSet<Buffer> {
         let reads = instruction.reads();
         for (i, buffer) in instruction.writes().into_iter().enumerate() {
             let zero = match instruction {
-                Instruction::Compute { op: Op::ZerosLike(_), .. } => true,
-                Instruction::Compute { op: Op::Fill(it), .. } => it.value.0 == 0.0,
+                Instruction::Compute { op, .. } => op.is_zero(),
                 // Zeros are zeros wherever they are moved, and however they are reduced.
                 Instruction::Collective { parts, .. } => res.contains(&reads[i]) && !parts[i].adds,
                 Instruction::Copy { .. } => res.contains(&reads[i]),
-                Instruction::Compute { .. }
-                | Instruction::Record { .. }
-                | Instruction::Wait { .. } => false,
+                Instruction::Record { .. } | Instruction::Wait { .. } => false,
             };
             // The last that writes it counts.
             if zero {

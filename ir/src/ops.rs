@@ -287,6 +287,8 @@ forward! { fn work(&self) -> Work = self() }
 forward! { fn bytes(&self, inputs: &[TensorType], results: &[TensorType]) -> u64 = self(inputs, results) }
 forward! { fn is_view(&self) -> bool = self() }
 forward! { fn looks_up(&self, inputs: &[&TensorType]) -> Option<LookUp> = self(inputs) }
+forward! { fn is_zero(&self) -> bool = self() }
+forward! { fn casts_to(&self) -> Option<DType> = self() }
 forward! { fn trains(&self) -> Option<Trains> = self() }
 forward! { fn first_gradients(&self) -> &'static [usize] = self() }
 
@@ -406,6 +408,16 @@ pub trait OpDef: Sized + Into<Op> {
 
     /// The ids that the op looks up, if it does. An op that gets them from such an op says nothing.
     fn looks_up(&self, _inputs: &[&TensorType]) -> Option<LookUp> {
+        None
+    }
+
+    /// Returns true if every result is zero, whatever the operands hold. Of those, only the shape counts.
+    fn is_zero(&self) -> bool {
+        false
+    }
+
+    /// The element type that the op gives to its first operand, whatever that has.
+    fn casts_to(&self) -> Option<DType> {
         None
     }
 

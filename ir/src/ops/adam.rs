@@ -79,6 +79,10 @@ impl OpDef for Adam {
         *self == Adam { weight_decay: self.weight_decay, ..other.clone() }
     }
 
+    fn casts_to(&self) -> Option<DType> {
+        self.compute
+    }
+
     fn samples() -> Vec<Sample> {
         adam_samples(|compute, amax| Adam {
             beta1: 0.9.into(),

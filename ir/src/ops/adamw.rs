@@ -229,6 +229,10 @@ impl OpDef for AdamW {
         *self == AdamW { weight_decay: self.weight_decay, ..other.clone() }
     }
 
+    fn casts_to(&self) -> Option<DType> {
+        self.compute
+    }
+
     fn samples() -> Vec<Sample> {
         adam_samples(|compute, amax| AdamW {
             beta1: 0.9.into(),

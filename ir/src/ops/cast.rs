@@ -48,6 +48,10 @@ impl OpDef for Cast {
         Ok(smallvec![cx.op(0, Cast { to }, &[grad])?])
     }
 
+    fn casts_to(&self) -> Option<DType> {
+        Some(self.to)
+    }
+
     fn samples() -> Vec<Sample> {
         vec![Sample::floats(Cast { to: DType::F32 }, &[&[4, 6]])]
     }

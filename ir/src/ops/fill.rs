@@ -61,6 +61,10 @@ impl OpDef for Fill {
         &[0]
     }
 
+    fn is_zero(&self) -> bool {
+        self.value.0 == 0.0
+    }
+
     fn samples() -> Vec<Sample> {
         vec![Sample {
             op: Fill::new(0.5, &TensorType::new(DType::F32, &[4, 6])).into(),

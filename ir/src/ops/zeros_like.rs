@@ -44,6 +44,10 @@ impl OpDef for ZerosLike {
         bytes_of(results)
     }
 
+    fn is_zero(&self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         vec![Sample::floats(ZerosLike {}, &[&[4, 6]])]
     }

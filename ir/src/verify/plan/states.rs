@@ -19,7 +19,6 @@ use cranelift_entity::SecondaryMap;
 
 use super::gradients::adds_to;
 use super::{At, Cx, Flow, at_text};
-use crate::ops::Op;
 use crate::plan::{Buffer, Instruction, Plan, PlanSection, Role};
 use crate::verify::Property;
 
@@ -183,7 +182,10 @@ fn left_by_first(plan: &Plan, flow: &Flow, buffer: Buffer) -> Result<Kind, Strin
 /// Whether `update` reads a state before instruction `reset`, and more than its shape.
 fn is_used(plan: &Plan, flow: &Flow, state: Buffer, reset: usize) -> bool {
     let update = plan.section(PlanSection::Update);
-    let shape = |it: &Instruction| matches!(it, Instruction::Compute { op: Op::ZerosLike(_), .. });
+    let shape = |it: &Instruction| match it {
+        Instruction::Compute { op, .. } => op.is_zero(),
+        _ => false,
+    };
     flow.reads_in(state, PlanSection::Update).any(|it| it < reset && !shape(&update[it]))
 }
 
@@ -208,17 +210,10 @@ fn made_of_itself(
 /// Whether instruction `index` of `update` sets a state to zero.
 pub(super) fn is_zero(plan: &Plan, flow: &Flow, index: usize, state: Buffer) -> bool {
     let (_, maker) = flow.moved_from(plan, (PlanSection::Update, index + 1), state);
-    let Some(Instruction::Compute { op, .. }) =
-        maker.map(|it| &plan.section(PlanSection::Update)[it])
-    else {
-        return false;
-    };
-    match op {
-        Op::ZerosLike(_) => true,
-        Op::Fill(it) => it.value.0 == 0.0,
-        // No other op makes zeros whatever it gets.
+    maker.is_some_and(|it| match &plan.section(PlanSection::Update)[it] {
+        Instruction::Compute { op, .. } => op.is_zero(),
         _ => false,
-    }
+    })
 }
 
 /// What is made of weights.

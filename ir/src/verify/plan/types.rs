@@ -12,7 +12,6 @@ use super::{At, Cx};
 use crate::ops::Op;
 use crate::placement::ReduceOp;
 use crate::plan::{Buffer, Instruction, PlanSection};
-use crate::types::DType;
 use crate::verify::Property;
 use crate::verify::op::{Checker, Class};
 
@@ -42,7 +41,7 @@ pub(super) fn check<'a>(
                 for fault in checker.op(op, &classes(args), &classes(results)) {
                     cx.instruction(fault.property, at, fault.message.clone());
                 }
-                if let (Some(dtype), Some(&operand)) = (narrowed(op), args.first())
+                if let (Some(dtype), Some(&operand)) = (op.casts_to(), args.first())
                     && plan.buffers[operand].ty.dtype == dtype
                 {
                     let name = cx.name(operand);
@@ -95,17 +94,6 @@ pub(super) fn check<'a>(
         Property::Reductions,
         vec![("partial values", partial as u64), ("reduced tensors", reductions)],
     );
-}
-
-/// The type that an op gives to its first operand, whatever that has.
-fn narrowed(op: &Op) -> Option<DType> {
-    match op {
-        Op::Cast(it) => Some(it.to),
-        Op::AdamW(it) => it.compute,
-        Op::Adam(it) => it.compute,
-        // Types of other ops' results follow from operands, or are those of sums.
-        _ => None,
-    }
 }
 
 /// A result is in the buffer of an operand only where the op allows it.
