@@ -176,6 +176,11 @@ macro_rules! define_ops {
                     _ => false,
                 }
             }
+            /// Returns true if kernels give the numbers of the reference in f32, bit for bit, but for sums: what recipes
+            /// compute besides products.
+            pub fn is_exact(&self) -> bool {
+                self.kind().origins().contains(&Origin::Recipe) && self.engine() == Engine::Memory
+            }
             /// [`OpDef::is_fused`]; also if it gives amaxes or codes of its results.
             pub fn is_fused(&self) -> bool {
                 self.amaxes().is_some_and(|it| !it.is_none())
@@ -283,12 +288,13 @@ forward! { fn localize(&self, results: &[&[u64]]) -> Option<Op> = self(results) 
 forward! { fn stands_for(&self, inputs: &[&TensorType]) -> StandsFor = self(inputs) }
 forward! { fn flops(&self, inputs: &[&[u64]], results: &[&[u64]]) -> u64 = self(inputs, results) }
 forward! { fn model_flops(&self, inputs: &[&[u64]], results: &[&[u64]]) -> u64 = self(inputs, results) }
-forward! { fn work(&self) -> Work = self() }
+forward! { fn engine(&self) -> Engine = self() }
 forward! { fn bytes(&self, inputs: &[TensorType], results: &[TensorType]) -> u64 = self(inputs, results) }
 forward! { fn is_view(&self) -> bool = self() }
 forward! { fn looks_up(&self, inputs: &[&TensorType]) -> Option<LookUp> = self(inputs) }
 forward! { fn is_zero(&self) -> bool = self() }
 forward! { fn casts_to(&self) -> Option<DType> = self() }
+forward! { fn rounds_inside(&self) -> bool = self() }
 forward! { fn trains(&self) -> Option<Trains> = self() }
 forward! { fn first_gradients(&self) -> &'static [usize] = self() }
 
@@ -392,8 +398,8 @@ pub trait OpDef: Sized + Into<Op> {
     }
 
     /// The unit of a GPU that does the work. Default: it moves memory.
-    fn work(&self) -> Work {
-        Work::Memory
+    fn engine(&self) -> Engine {
+        Engine::Memory
     }
 
     /// Bytes that one rank moves, on types with local shapes. Default: all operands and results.
@@ -421,6 +427,11 @@ pub trait OpDef: Sized + Into<Op> {
         None
     }
 
+    /// Returns true if kernels round a value on the way to the type of an operand, which the reference does not.
+    fn rounds_inside(&self) -> bool {
+        false
+    }
+
     /// The optimizer, if the op is one step of it.
     fn trains(&self) -> Option<Trains> {
         None
@@ -430,9 +441,9 @@ pub trait OpDef: Sized + Into<Op> {
     fn samples() -> Vec<Sample>;
 }
 
-/// The unit of a GPU that does an op's work; see [`OpDef::work`].
+/// The unit of a GPU that does an op's work; see [`OpDef::engine`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Work {
+pub enum Engine {
     /// Memory: the op takes as long as its bytes.
     Memory,
     /// Tensor cores, in a GEMM of floats. The last dim of the first result has its columns.

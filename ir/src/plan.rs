@@ -30,7 +30,7 @@ use crate::Phase;
 use crate::checkpoint::update;
 use crate::digest::Digest;
 use crate::graph::{Init, Name};
-use crate::ops::{CollectiveKind, Op, Work};
+use crate::ops::{CollectiveKind, Engine, Op};
 use crate::placement::{AxisSet, Mesh, Sharding};
 use crate::run::Run;
 use crate::types::{Shape, TensorType};
@@ -396,7 +396,7 @@ impl Plan {
     /// Returns true if it has GEMMs on FP8 data.
     pub fn multiplies_in_fp8(&self) -> bool {
         let is_fp8 = |it: &Instruction| match it {
-            Instruction::Compute { op, .. } => matches!(op.work(), Work::Fp8Gemm { .. }),
+            Instruction::Compute { op, .. } => matches!(op.engine(), Engine::Fp8Gemm { .. }),
             _ => false,
         };
         self.sections.iter().flatten().any(is_fp8)

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use ir::ops::Work;
+use ir::ops::Engine;
 use ir::plan::{Buffer, Instruction, Plan, PlanSection};
 use kernels::Proved;
 
@@ -176,11 +176,11 @@ fn kinds_of(plan: &Plan, span: &Span) -> Vec<Kind> {
         return if compute { vec![Kind::Exposed] } else { Vec::new() };
     };
     match &plan.section(at.section)[at.index] {
-        Instruction::Compute { op, .. } => vec![match op.work() {
-            Work::Gemm | Work::Fp8Gemm { .. } => Kind::Gemm,
-            Work::Attention => Kind::Attention,
-            Work::Memory if at.section == PlanSection::Update => Kind::Update,
-            Work::Memory => Kind::Other,
+        Instruction::Compute { op, .. } => vec![match op.engine() {
+            Engine::Gemm | Engine::Fp8Gemm { .. } => Kind::Gemm,
+            Engine::Attention => Kind::Attention,
+            Engine::Memory if at.section == PlanSection::Update => Kind::Update,
+            Engine::Memory => Kind::Other,
         }],
         Instruction::Collective { kind, .. } if kind.is_local() => vec![Kind::Other],
         Instruction::Collective { .. } if compute => vec![Kind::Collectives, Kind::Exposed],

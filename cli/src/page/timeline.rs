@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use ir::cost::Span;
-use ir::ops::{Op, Work};
+use ir::ops::{Engine, Op};
 use ir::placement::AxisSet;
 use ir::plan::{Instruction, Plan, PlanSection, Role, Stream, StreamKind};
 use maud::{Markup, PreEscaped, html};
@@ -160,13 +160,13 @@ fn works<'a>(cx: &'a Cx, sections: &[PlanSection]) -> Vec<Work<'a>> {
 }
 
 fn op_kind(plan: &Plan, op: &Op, results: &[ir::plan::Buffer]) -> Kind {
-    match op.work() {
-        Work::Gemm | Work::Fp8Gemm { .. } => Kind::Gemm,
-        Work::Attention => Kind::Attention,
-        Work::Memory if results.iter().any(|it| plan.buffers[*it].role == Role::Param) => {
+    match op.engine() {
+        Engine::Gemm | Engine::Fp8Gemm { .. } => Kind::Gemm,
+        Engine::Attention => Kind::Attention,
+        Engine::Memory if results.iter().any(|it| plan.buffers[*it].role == Role::Param) => {
             Kind::Optimizer
         }
-        Work::Memory => Kind::Op,
+        Engine::Memory => Kind::Op,
     }
 }
 

@@ -14,7 +14,7 @@ use cranelift_entity::EntityRef;
 use smallvec::SmallVec;
 
 use super::target::{Figure, Target};
-use crate::ops::{Op, OpKind, Work};
+use crate::ops::{Engine, Op, OpKind};
 use crate::plan::{Buffer, Instruction, Plan, Stream};
 use crate::types::{DType, TensorType};
 
@@ -114,21 +114,21 @@ impl<'a> Ops<'a> {
 
 /// Seconds that one rank takes for an op, without its launch. Types have the shapes that the rank holds.
 pub fn op_seconds(op: &Op, inputs: &[TensorType], results: &[TensorType], target: &Target) -> f64 {
-    let busy = match op.work() {
-        Work::Memory => 0.0,
-        Work::Gemm => {
+    let busy = match op.engine() {
+        Engine::Memory => 0.0,
+        Engine::Gemm => {
             let rate = match inputs[0].dtype {
                 DType::Bf16 => (&target.gemm.bf16, 2),
                 _ => (&target.gemm.f32, 4),
             };
             gemm_seconds(&results[0].shape, flops(op, inputs, results), rate, target)
         }
-        Work::Fp8Gemm { scales, fast } => {
+        Engine::Fp8Gemm { scales, fast } => {
             // Where there is no such GEMM, FP8 data would be multiplied in bf16.
             let rate = target.gemm.fp8(scales, fast).map_or((&target.gemm.bf16, 2), |it| (it, 1));
             gemm_seconds(&results[0].shape, flops(op, inputs, results), rate, target)
         }
-        Work::Attention => {
+        Engine::Attention => {
             flops(op, inputs, results) as f64 / (attention_rate(target) * target.sustained.0)
         }
     };

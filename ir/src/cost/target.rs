@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{bytes_of, locate};
-use crate::ops::{Fp8Scales, Work};
+use crate::ops::{Engine, Fp8Scales};
 use crate::plan::{Instruction, Plan};
 use crate::range::number_text;
 
@@ -323,9 +323,9 @@ impl Target {
     /// Whether the machine has the GEMMs of a plan: FP8 is not for all.
     pub fn multiplies(&self, plan: &Plan) -> bool {
         let lacks = |it: &Instruction| match it {
-            Instruction::Compute { op, .. } => match op.work() {
-                Work::Fp8Gemm { scales, fast } => self.gemm.fp8(scales, fast).is_none(),
-                Work::Memory | Work::Gemm | Work::Attention => false,
+            Instruction::Compute { op, .. } => match op.engine() {
+                Engine::Fp8Gemm { scales, fast } => self.gemm.fp8(scales, fast).is_none(),
+                Engine::Memory | Engine::Gemm | Engine::Attention => false,
             },
             _ => false,
         };

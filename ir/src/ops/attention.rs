@@ -13,8 +13,8 @@ use smallvec::smallvec;
 
 use crate::ops::tensor::{axpy, dot};
 use crate::ops::{
-    AttentionGrad, Factors, GradCx, GradError, Grads, LocalCx, Number, Numbers, OpDef, Real,
-    Sample, TypeError, Types, View, ViewMut, Work, arity, floats, is_default, ndim, ndim_at_least,
+    AttentionGrad, Engine, Factors, GradCx, GradError, Grads, LocalCx, Number, Numbers, OpDef,
+    Real, Sample, TypeError, Types, View, ViewMut, arity, floats, is_default, ndim, ndim_at_least,
     same_shape, same_size,
 };
 use crate::range::{Ranged, RealRange};
@@ -221,8 +221,8 @@ impl OpDef for Attention {
         &[1]
     }
 
-    fn work(&self) -> Work {
-        Work::Attention
+    fn engine(&self) -> Engine {
+        Engine::Attention
     }
 
     fn samples() -> Vec<Sample> {

@@ -14,8 +14,8 @@ use smallvec::smallvec;
 use crate::ops::attention::{Attention, Heads, Query};
 use crate::ops::tensor::{axpy, dot};
 use crate::ops::{
-    Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, TypeError, Types, View,
-    ViewMut, Work, arity, bytes_of, is_default, same_shape, same_size, single,
+    Engine, Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, TypeError, Types, View,
+    ViewMut, arity, bytes_of, is_default, same_shape, same_size, single,
 };
 use crate::types::TensorType;
 
@@ -116,8 +116,8 @@ impl OpDef for AttentionGrad {
         Attention::full_flops(inputs[0], inputs[1]).saturating_mul(2)
     }
 
-    fn work(&self) -> Work {
-        Work::Attention
+    fn engine(&self) -> Engine {
+        Engine::Attention
     }
 
     fn bytes(&self, inputs: &[TensorType], results: &[TensorType]) -> u64 {

@@ -131,6 +131,11 @@ impl OpDef for LayerNorm {
         self.residual
     }
 
+    /// The norm is that of the sum as it is stored.
+    fn rounds_inside(&self) -> bool {
+        self.residual
+    }
+
     fn samples() -> Vec<Sample> {
         let op = LayerNorm { eps: 1e-5.into(), ..LayerNorm::default() };
         let centered = LayerNorm { zero_centered: true, ..op.clone() };

@@ -16,8 +16,9 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    ActivationKind, Cast, Factors, GradCx, GradError, Grads, LocalCx, Op, OpDef, Real, Sample,
-    TypeError, Types, View, ViewMut, Work, arity, is_default, leading, ndim, same_shape, same_size,
+    ActivationKind, Cast, Engine, Factors, GradCx, GradError, Grads, LocalCx, Op, OpDef, Real,
+    Sample, TypeError, Types, View, ViewMut, arity, is_default, leading, ndim, same_shape,
+    same_size,
 };
 use crate::types::{DType, TensorType};
 
@@ -174,8 +175,8 @@ impl OpDef for Matmul {
         self.accumulate || self.bias || self.gelu
     }
 
-    fn work(&self) -> Work {
-        Work::Gemm
+    fn engine(&self) -> Engine {
+        Engine::Gemm
     }
 
     fn samples() -> Vec<Sample> {

@@ -19,9 +19,9 @@ use smallvec::smallvec;
 use crate::ops::factors::letters;
 use crate::ops::tensor::dot;
 use crate::ops::{
-    Factors, Fp8Scales, Gemm, LocalCx, Op, OpDef, OpKind, Origin, Real, Sample, Shape, StandsFor,
-    TypeError, Types, Values, View, ViewMut, Work, arity, is_default, ndim, ndim_at_least, pieces,
-    same_shape, same_size,
+    Engine, Factors, Fp8Scales, Gemm, LocalCx, Op, OpDef, OpKind, Origin, Real, Sample, Shape,
+    StandsFor, TypeError, Types, Values, View, ViewMut, arity, is_default, ndim, ndim_at_least,
+    pieces, same_shape, same_size,
 };
 use crate::quant::blocks::FP8_BLOCK as BLOCK;
 use crate::types::{DType, TensorType};
@@ -379,14 +379,14 @@ impl OpDef for QuantMatmul {
         (self.accumulate && operand == 4).then(plain)
     }
 
-    fn work(&self) -> Work {
+    fn engine(&self) -> Engine {
         let tensor = |it: &Granule| matches!(it, Granule::Tensor(_));
         let scales = match (&self.a, &self.b) {
             (Granule::Row, Granule::Row) => Fp8Scales::Row,
             (a, b) if tensor(a) && tensor(b) => Fp8Scales::Tensor,
             _ => Fp8Scales::Block,
         };
-        Work::Fp8Gemm { scales, fast: self.fast }
+        Engine::Fp8Gemm { scales, fast: self.fast }
     }
 
     fn samples() -> Vec<Sample> {

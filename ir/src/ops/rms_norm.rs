@@ -119,6 +119,11 @@ impl OpDef for RmsNorm {
         self.residual
     }
 
+    /// The norm is that of the sum as it is stored.
+    fn rounds_inside(&self) -> bool {
+        self.residual
+    }
+
     fn samples() -> Vec<Sample> {
         let op = RmsNorm { eps: 1e-5.into(), ..RmsNorm::default() };
         let centered = RmsNorm { zero_centered: true, ..op.clone() };

@@ -7,8 +7,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 
+use ir::DType;
+use ir::ops::Engine;
 use ir::plan::{Buffer, Comm, Event, PlanSection, Stream};
-use ir::{DType, Op};
 
 use crate::backend::cuda::check::{CODES_TOLERANCE, FAST_TOLERANCE};
 use crate::bind::{At, BoundPlan, CollectiveCall, ComputeCall, CopyCall};
@@ -156,9 +157,9 @@ impl Backend for CompareBackend {
         self.reference.compute(call, stream)?;
         let makes_codes = call.op.codes().is_some_and(|it| !it.is_none());
         // Tensor cores sum products of codes in fewer bits.
-        let wide = match &call.op {
-            Op::QuantMatmul(it) if it.fast => CANCELLATION * FAST_TOLERANCE,
-            Op::QuantMatmul(_) => CANCELLATION * CODES_TOLERANCE,
+        let wide = match call.op.engine() {
+            Engine::Fp8Gemm { fast: true, .. } => CANCELLATION * FAST_TOLERANCE,
+            Engine::Fp8Gemm { fast: false, .. } => CANCELLATION * CODES_TOLERANCE,
             // An amax, of what may be the norm of a sum that a kernel rounds first.
             _ if makes_codes => BF16_TOLERANCE,
             _ => F32_TOLERANCE,

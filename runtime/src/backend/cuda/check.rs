@@ -12,7 +12,7 @@ use std::time::Duration;
 use half::bf16;
 use ir::DType;
 use ir::TensorType;
-use ir::ops::{Op, Tensor, Types, bounds_of_whole, local_shape, run_reference};
+use ir::ops::{Engine, Op, Tensor, Types, bounds_of_whole, local_shape, run_reference};
 use ir::quant::Format;
 use kernels::cuda::{OpCall, Operand, Program, Work, lower};
 
@@ -415,19 +415,7 @@ fn within(
 
 /// How many of the results are those of the reference in f32, bit for bit: a sum is one in another order.
 fn n_exact(op: &Op, n_results: usize) -> usize {
-    let exact = matches!(
-        op,
-        Op::Amax(_)
-            | Op::DelayedScale(_)
-            | Op::DelayedUpdate(_)
-            | Op::Hadamard(_)
-            | Op::QuantScale(_)
-            | Op::Quantize(_)
-            | Op::QuantizeBlock(_)
-            | Op::RoundMx(_)
-            | Op::RoundNvFp4(_)
-    );
-    if exact { n_results - op.sums().of.len() } else { 0 }
+    if op.is_exact() { n_results - op.sums().of.len() } else { 0 }
 }
 
 /// The first `n` results must be those of the reference in f32, as they are stored.
@@ -485,16 +473,11 @@ fn differs(result: usize, found: &[f64], expected: &[f64], error: f64, tolerance
 
 /// By how much a result may differ.
 fn tolerance(call: &Call, dtype: DType) -> f64 {
-    // The norm is that of the sum as it is stored, which the reference does not round.
-    let rounds = match &call.op {
-        Op::RmsNorm(it) => it.residual,
-        Op::LayerNorm(it) => it.residual,
-        _ => false,
-    };
-    let wide = match &call.op {
-        Op::QuantMatmul(it) if it.fast => FAST_TOLERANCE,
-        Op::QuantMatmul(_) => CODES_TOLERANCE,
-        _ => F32_TOLERANCE,
+    let rounds = call.op.rounds_inside();
+    let wide = match call.op.engine() {
+        Engine::Fp8Gemm { fast: true, .. } => FAST_TOLERANCE,
+        Engine::Fp8Gemm { fast: false, .. } => CODES_TOLERANCE,
+        Engine::Memory | Engine::Gemm | Engine::Attention => F32_TOLERANCE,
     };
     match dtype {
         DType::Bf16 => BF16_TOLERANCE,
