@@ -318,7 +318,7 @@ impl<'a> Makers<'a> {
                     buffer = *src;
                     continue;
                 }
-                Some((Instruction::Compute { op: Op::Transpose(_), args, .. }, _)) => {
+                Some((Instruction::Compute { op, args, .. }, _)) if op.permutation().is_some() => {
                     transposed = !transposed;
                     buffer = args[0];
                     continue;

@@ -295,6 +295,9 @@ forward! { fn looks_up(&self, inputs: &[&TensorType]) -> Option<LookUp> = self(i
 forward! { fn is_zero(&self) -> bool = self() }
 forward! { fn casts_to(&self) -> Option<DType> = self() }
 forward! { fn rounds_inside(&self) -> bool = self() }
+forward! { fn is_form(&self) -> bool = self() }
+forward! { fn permutation(&self) -> Option<&[usize]> = self() }
+forward! { fn is_sum(&self) -> bool = self() }
 forward! { fn trains(&self) -> Option<Trains> = self() }
 forward! { fn first_gradients(&self) -> &'static [usize] = self() }
 
@@ -429,6 +432,22 @@ pub trait OpDef: Sized + Into<Op> {
 
     /// Returns true if kernels round a value on the way to the type of an operand, which the reference does not.
     fn rounds_inside(&self) -> bool {
+        false
+    }
+
+    /// Returns true if each result is the first operand in another form: permuted, rotated, rounded, or in another type.
+    fn is_form(&self) -> bool {
+        false
+    }
+
+    /// The dimension of the operand that each dimension of the result is, if that is all that the op changes.
+    fn permutation(&self) -> Option<&[usize]> {
+        None
+    }
+
+    /// Returns true if the result is the sum of the operands, perhaps scaled or in another type. A gradient comes to its
+    /// parameter this way, which takes next to no time.
+    fn is_sum(&self) -> bool {
         false
     }
 

@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use cranelift_entity::SecondaryMap;
-use ir::graph::Def;
+use ir::graph::{Def, NodeData};
 use ir::ops::CollectiveKind;
 use ir::{Graph, Node, Op, Phase, Section, Value};
 
@@ -185,16 +185,16 @@ fn gradients(graph: &Graph) -> SecondaryMap<Value, bool> {
     }
     for &node in graph.order.iter().rev() {
         let data = &graph.nodes[node];
-        let passes_on = matches!(data.op, Op::Collective(_) | Op::Cast(_) | Op::Add(_));
-        let from_sums = data.section == Section::Update && matches!(data.op, Op::Collective(_));
-        let passes_on = passes_on && (data.section == Section::Backward || from_sums);
+        let is_collective = |it: &NodeData| matches!(it.op, Op::Collective(_));
+        let from_sums = data.section == Section::Update && is_collective(data);
+        let passes_on = (data.op.is_sum() || is_collective(data))
+            && (data.section == Section::Backward || from_sums);
         if passes_on && data.results.iter().all(|&it| res[it]) {
             for &input in &data.inputs {
-                let collective = graph.producer(input).map(|it| &graph.nodes[it].op);
                 // The sum of several uses is not a gradient's last step, so it is not delayed.
-                if matches!(collective, Some(Op::Collective(_) | Op::Cast(_))) {
-                    res[input] = true;
-                }
+                let is_last =
+                    |it: &NodeData| is_collective(it) || it.op.is_sum() && it.inputs.len() == 1;
+                res[input] |= graph.producer(input).is_some_and(|it| is_last(&graph.nodes[it]));
             }
         }
     }

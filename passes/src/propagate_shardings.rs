@@ -27,7 +27,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use cranelift_entity::SecondaryMap;
 use ir::cost::{Target, op_seconds, work_seconds};
 use ir::graph::{Def, Move, NewNode, Store, ValueData};
-use ir::ops::{Assignment, Factors, Linear, Reshard, Transpose};
+use ir::ops::{Assignment, Factors, Linear, Reshard};
 use ir::placement::{self, AxisSet, CommCost, Mesh, ReduceOp, Sharding};
 use ir::{Builder, Graph, Node, Op, Phase, Section, TensorType, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -242,7 +242,8 @@ fn terms(graph: &Graph) -> SecondaryMap<Value, u32> {
     for &node in &graph.order {
         let data = &graph.nodes[node];
         let like = |it: Value| graph.values[it].like;
-        if matches!(data.op, Op::Add(_)) && like(data.results[0]).is_some() {
+        let adds = (0..data.inputs.len()).all(|it| data.op.without(it).is_some());
+        if adds && like(data.results[0]).is_some() {
             let alike = data.inputs.iter().all(|&it| like(it) == like(data.results[0]));
             let n = if alike { data.inputs.len() as u32 } else { 1 };
             data.inputs.iter().for_each(|&it| res[it] = n);
@@ -364,17 +365,10 @@ impl Walk<'_> {
         };
         self.apply(node, choice);
         let data = &self.builder.graph.nodes[node];
-        match data.op {
-            Op::Transpose(_)
-            | Op::Quantize(_)
-            | Op::QuantizeBlock(_)
-            | Op::RoundMx(_)
-            | Op::RoundNvFp4(_) => {
-                let placed = self.placed[data.inputs[0]];
-                data.results.iter().for_each(|&it| self.placed[it] = placed);
-            }
-            // What others make of a weight is no weight.
-            _ => (),
+        // What others make of a weight is no weight.
+        if data.op.is_form() {
+            let placed = self.placed[data.inputs[0]];
+            data.results.iter().for_each(|&it| self.placed[it] = placed);
         }
         Ok(())
     }
@@ -408,7 +402,7 @@ impl Walk<'_> {
             for &copy in &self.copies[input] {
                 graph.sharding(copy).hash(&mut hasher);
             }
-            for (copy, _) in self.transposes(input) {
+            for &copy in self.permuted(input).map_or(&[][..], |it| it.1) {
                 graph.sharding(copy).hash(&mut hasher);
             }
         }
@@ -617,31 +611,29 @@ impl Walk<'_> {
         copy
     }
 
-    /// Copies of what `value` is the transpose of: transposing one of them moves nothing.
-    fn transposes(&self, value: Value) -> SmallVec<[(Value, &Transpose); 2]> {
+    /// The op that made `value` by permuting dimensions, if one did, with copies of its operand: to permute one of those
+    /// moves nothing.
+    fn permuted(&self, value: Value) -> Option<(&Op, &[Value])> {
         let graph = &*self.builder.graph;
-        let Some(node) = graph.producer(value) else {
-            return SmallVec::new();
-        };
-        let Op::Transpose(op) = &graph.nodes[node].op else {
-            return SmallVec::new();
-        };
-        self.copies[graph.nodes[node].inputs[0]].iter().map(|&it| (it, op)).collect()
+        let data = &graph.nodes[graph.producer(value)?];
+        data.op.permutation()?;
+        Some((&data.op, &self.copies[data.inputs[0]]))
     }
 
     /// A copy whose transpose is `value` laid out as `needed`, which `value` itself is not.
-    fn transpose(&self, value: Value, needed: &Sharding) -> Option<(Value, Transpose)> {
+    fn transpose(&self, value: Value, needed: &Sharding) -> Option<(Value, Op)> {
         let graph = &*self.builder.graph;
         if graph.sharding(value) == needed || needed.partial.is_some() {
             return None;
         }
-        let is = |(copy, op): &(Value, &Transpose)| {
-            let sharding = graph.sharding(*copy);
-            let dims = op.perm.iter().map(|&it| &sharding.dims[it]);
+        let (op, copies) = self.permuted(value)?;
+        let perm = op.permutation()?;
+        let is = |copy: &&Value| {
+            let sharding = graph.sharding(**copy);
+            let dims = perm.iter().map(|&it| &sharding.dims[it]);
             sharding.partial.is_none() && dims.eq(&needed.dims)
         };
-        let (copy, op) = self.transposes(value).into_iter().find(is)?;
-        Some((copy, op.clone()))
+        Some((*copies.iter().find(is)?, op.clone()))
     }
 
     /// `value` laid out as `sharding`, the transpose of `copy`, where and when `node` runs.
@@ -650,7 +642,7 @@ impl Walk<'_> {
         node: Node,
         value: Value,
         copy: Value,
-        op: Transpose,
+        op: Op,
         sharding: Sharding,
     ) -> Value {
         let graph = &*self.builder.graph;
@@ -658,7 +650,7 @@ impl Walk<'_> {
         let (name, ty) = (format!("{}.full", graph.values[value].name), graph.ty(value).clone());
         let name = self.builder.unique(&name);
         let graph = &mut *self.builder.graph;
-        let (op, inputs, results) = (op.into(), [copy], [(name, ty)]);
+        let (inputs, results) = ([copy], [(name, ty)]);
         let new =
             graph.add_node(NewNode { op, inputs: &inputs, results: &results, section, scope });
         let result = graph.nodes[new].results[0];

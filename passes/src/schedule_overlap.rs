@@ -31,11 +31,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use cranelift_entity::{EntityRef, SecondaryMap};
+use ir::Phase;
 use ir::ops::CollectiveKind;
 use ir::plan::{
     Buffer, Clocks, Comm, Event, Instruction, Part, Plan, PlanSection, Stream, StreamKind,
 };
-use ir::{Op, Phase};
 use petgraph::Direction;
 use petgraph::graph::{DiGraph, NodeIndex};
 use petgraph::visit::EdgeRef;
@@ -300,7 +300,7 @@ impl ScheduleOverlap {
 /// Whether an instruction takes next to no time.
 fn is_light(instruction: &Instruction) -> bool {
     match instruction {
-        Instruction::Compute { op, .. } => matches!(op, Op::Cast(_) | Op::Add(_) | Op::Scale(_)),
+        Instruction::Compute { op, .. } => op.is_sum(),
         Instruction::Collective { kind, .. } => kind.is_local(),
         Instruction::Copy { .. } => true,
         Instruction::Record { .. } | Instruction::Wait { .. } => false,

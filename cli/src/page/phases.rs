@@ -1,7 +1,7 @@
 //! What the parts of a step are, read off the plan: where gradients begin, and what a buffer is there for.
 
 use cranelift_entity::SecondaryMap;
-use ir::ops::{CollectiveKind, Op};
+use ir::ops::CollectiveKind;
 use ir::plan::{Arena, Buffer, Instruction, Plan, PlanSection, Role};
 
 /// A part of a step.
@@ -149,7 +149,7 @@ pub fn weights(plan: &Plan) -> SecondaryMap<Buffer, Option<Buffer>> {
                 }
             }
             Instruction::Copy { src, dst, .. } => res[*dst] = res[*dst].or(res[*src]),
-            Instruction::Compute { op, args, results, .. } if rounds(op) => {
+            Instruction::Compute { op, args, results, .. } if op.is_form() => {
                 let of = args.first().and_then(|it| res[*it]);
                 for result in results {
                     let is_scale = plan.buffers[*result].ty.n_elements() == 1;
@@ -161,20 +161,6 @@ pub fn weights(plan: &Plan) -> SecondaryMap<Buffer, Option<Buffer>> {
         }
     }
     res
-}
-
-/// Whether a result is its first operand in another form.
-fn rounds(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Cast(_)
-            | Op::Quantize(_)
-            | Op::QuantizeBlock(_)
-            | Op::RoundMx(_)
-            | Op::RoundNvFp4(_)
-            | Op::Hadamard(_)
-            | Op::Transpose(_)
-    )
 }
 
 /// The parameter that a buffer brings the gradient of to its optimizer.
@@ -200,7 +186,7 @@ pub fn gradients(plan: &Plan) -> SecondaryMap<Buffer, Option<Buffer>> {
                 parts.iter().for_each(|it| res[it.src] = res[it.src].or(res[it.dst]));
             }
             Instruction::Copy { src, dst, .. } => res[*src] = res[*src].or(res[*dst]),
-            Instruction::Compute { op: Op::Cast(_) | Op::Add(_), args, results, .. } => {
+            Instruction::Compute { op, args, results, .. } if op.is_sum() => {
                 let of = results.first().and_then(|it| res[*it]);
                 args.iter().for_each(|it| res[*it] = res[*it].or(of));
             }

@@ -56,6 +56,10 @@ impl OpDef for Add {
         Some(self.clone().into())
     }
 
+    fn is_sum(&self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         vec![
             Sample::floats(Add {}, &[&[4, 6], &[4, 6]]),

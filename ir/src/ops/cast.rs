@@ -52,6 +52,14 @@ impl OpDef for Cast {
         Some(self.to)
     }
 
+    fn is_form(&self) -> bool {
+        true
+    }
+
+    fn is_sum(&self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         vec![Sample::floats(Cast { to: DType::F32 }, &[&[4, 6]])]
     }

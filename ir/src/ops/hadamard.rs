@@ -53,6 +53,10 @@ impl OpDef for Hadamard {
         StandsFor::Operand
     }
 
+    fn is_form(&self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         vec![Sample::floats(Hadamard {}, &[&[2, 32, 6]])]
     }

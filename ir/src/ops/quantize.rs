@@ -158,6 +158,10 @@ impl OpDef for Quantize {
         !summed && (self.to, self.copies) == (other.to, other.copies)
     }
 
+    fn is_form(&self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         let op = |copies, pieces| Quantize { pieces, ..Quantize::new(DType::E4M3, copies) };
         let sum = |op| Quantize { sums: Sums { of: [(0, DType::F32)].into() }, ..op };

@@ -228,6 +228,10 @@ impl OpDef for QuantizeBlock {
         self == other
     }
 
+    fn is_form(&self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         let op = |square, pow2, copies| {
             let (to, from, uneven) = (DType::E4M3, DType::F32, false);

@@ -139,6 +139,10 @@ impl OpDef for RoundMx {
         StandsFor::Operand
     }
 
+    fn is_form(&self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         let sample = |to, along, shape: &[u64]| Sample::floats(RoundMx { to, along }, &[shape]);
         vec![

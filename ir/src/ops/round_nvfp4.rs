@@ -132,6 +132,10 @@ impl OpDef for RoundNvFp4 {
         StandsFor::Operand
     }
 
+    fn is_form(&self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         let sample = |op: RoundNvFp4, x: &[u64], amax: &[u64]| {
             Sample::floats(op, &[x, amax]).fill(1, Values::Positive)

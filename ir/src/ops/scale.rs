@@ -53,6 +53,10 @@ impl OpDef for Scale {
         &[(0, 0)]
     }
 
+    fn is_sum(&self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         let op = Scale { factor: 0.125.into() };
         vec![Sample::floats(op.clone(), &[&[4, 6]]), Sample::floats(op, &[&[5]])]

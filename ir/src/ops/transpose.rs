@@ -78,6 +78,14 @@ impl OpDef for Transpose {
         }
     }
 
+    fn is_form(&self) -> bool {
+        true
+    }
+
+    fn permutation(&self) -> Option<&[usize]> {
+        Some(&self.perm)
+    }
+
     fn samples() -> Vec<Sample> {
         vec![
             Sample::floats(Transpose { perm: vec![1, 0] }, &[&[4, 5]]),
