@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::checkpoint::Optimizer;
-use crate::ops::adamw::is_applied;
+use crate::ops::adam::is_applied;
 use crate::ops::{
     Factors, LocalCx, Number, Numbers, OpDef, Origin, Real, Sample, Trains, TypeError, Types,
     Values, View, ViewMut, arity, is_default, number, same_shape,
