@@ -9,6 +9,8 @@ mod amaxes;
 mod apply;
 mod codes;
 mod factors;
+pub mod norm;
+pub mod norm_grad;
 mod pieces;
 mod sums;
 mod tensor;
