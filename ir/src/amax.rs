@@ -15,7 +15,7 @@
 use cranelift_entity::SecondaryMap;
 
 use crate::graph::Name;
-use crate::ops::{Copies, Op};
+use crate::ops::{Copies, Op, Quantizes, ScaleFrom};
 use crate::placement::AxisSet;
 use crate::plan::{self, Buffer, Instruction, Plan, PlanSection};
 use crate::quant::{Format, GemmRole, Role};
@@ -181,20 +181,19 @@ impl<'a> Makers<'a> {
         let (op, args) = codes.op?;
         let buffers = &self.plan.buffers;
         let dtype = buffers[codes.buffer].ty.dtype;
-        let columns = |it: Copies| match it {
+        // An op that makes a tensor may make its FP8 data instead.
+        let Quantizes { format, copies, scale } = match op.codes() {
+            Some(_) => {
+                let (format, copies) = (dtype.fp8()?, Copies::Rows);
+                Quantizes { format, copies, scale: ScaleFrom::Operand }
+            }
+            None => op.quantizes()?,
+        };
+        let columns = match copies {
             Copies::Rows => false,
             Copies::Columns => true,
             // Rows come first.
             Copies::Both => self.of[codes.buffer].is_some_and(|it| it.1 > 0),
-        };
-        let (format, columns, amax) = match op {
-            Op::Quantize(op) => (dtype.fp8()?, columns(op.copies), None),
-            Op::QuantizeBlock(op) => (dtype.fp8()?, columns(op.copies), None),
-            Op::RoundMx(op) => (op.to.fp8()?, false, None),
-            Op::RoundNvFp4(_) => (Format::E2M1, false, Some(args[1])),
-            // What makes a tensor may make its codes instead. What else makes an operand does not quantize it.
-            op if op.codes().is_some() => (dtype.fp8()?, false, None),
-            _ => return None,
         };
         let (x, tensor, is_param, before) = match op.codes() {
             Some(_) => {
@@ -206,8 +205,8 @@ impl<'a> Makers<'a> {
                 (args[0], buffers[tensor].name.clone(), is_param, before)
             }
         };
-        let blocks = match op {
-            Op::QuantizeBlock(op) => (codes.moved, before, op.uneven),
+        let blocks = match scale {
+            ScaleFrom::Blocks { uneven } if dtype.is_fp8() => (codes.moved, before, uneven),
             _ => (AxisSet::EMPTY, AxisSet::EMPTY, false),
         };
         let mut data = ScaledOperand {
@@ -219,10 +218,12 @@ impl<'a> Makers<'a> {
             varies: AxisSet::EMPTY,
             reason: Reason::Blocks { codes: blocks.0, before: blocks.1, rounded: blocks.2 },
         };
-        let scale = match (op, inverse) {
-            (Op::RoundNvFp4(_), _) => amax.map(|it| (ScalingKind::NvFp4, it, Some(it))),
-            (Op::QuantizeBlock(_) | Op::RoundMx(_), _) => None,
-            (_, inverse) => inverse.map(|it| self.scale(it)),
+        let scale = match scale {
+            ScaleFrom::BlocksBelow(amax) => {
+                Some((ScalingKind::NvFp4, args[amax], Some(args[amax])))
+            }
+            ScaleFrom::Blocks { .. } => None,
+            ScaleFrom::Operand => inverse.map(|it| self.scale(it)),
         };
         if let Some((scaling, scale, amax)) = scale {
             data.scaling = scaling;

@@ -374,7 +374,7 @@ fn together(plan: &Plan) -> FxHashMap<Buffer, u32> {
 /// Operands and results of the instructions that take an amax into a history.
 fn delayed_updates(plan: &Plan) -> impl Iterator<Item = (&Buffers, &Buffers)> {
     plan.timeline(&PlanSection::ALL).filter_map(|(_, it)| match it {
-        Instruction::Compute { op: Op::DelayedUpdate(_), args, results, .. } => {
+        Instruction::Compute { op, args, results, .. } if op.history().is_some() => {
             Some((args, results))
         }
         _ => None,

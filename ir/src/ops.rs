@@ -21,6 +21,7 @@ use smallvec::SmallVec;
 use crate::build::{BuildError, Builder};
 use crate::checkpoint::Optimizer;
 use crate::graph::{Node, NodeData, Value};
+use crate::quant::Format;
 use crate::range::{RangeError, Ranged};
 use crate::types::{DType, Shape, TensorType};
 
@@ -300,6 +301,8 @@ forward! { fn rounds_inside(&self) -> bool = self() }
 forward! { fn is_form(&self) -> bool = self() }
 forward! { fn permutation(&self) -> Option<&[usize]> = self() }
 forward! { fn is_sum(&self) -> bool = self() }
+forward! { fn quantizes(&self) -> Option<Quantizes> = self() }
+forward! { fn history(&self) -> Option<usize> = self() }
 forward! { fn trains(&self) -> Option<Trains> = self() }
 forward! { fn first_gradients(&self) -> &'static [usize] = self() }
 
@@ -453,6 +456,16 @@ pub trait OpDef: Sized + Into<Op> {
         false
     }
 
+    /// How the op quantizes its first operand, if that is all it does.
+    fn quantizes(&self) -> Option<Quantizes> {
+        None
+    }
+
+    /// The operand that is an amax, if the op takes one into a history.
+    fn history(&self) -> Option<usize> {
+        None
+    }
+
     /// The optimizer, if the op is one step of it.
     fn trains(&self) -> Option<Trains> {
         None
@@ -489,6 +502,31 @@ pub enum Fp8Scales {
     Row,
     /// At least one by square block.
     Block,
+}
+
+/// FP8 or FP4 data, or what it stands for, that an op makes; see [`OpDef::quantizes`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quantizes {
+    /// The format of the data.
+    pub format: Format,
+    /// The copies that the op makes, rows first.
+    pub copies: Copies,
+    /// The origin of the scale.
+    pub scale: ScaleFrom,
+}
+
+/// The origin of the scale of quantized data.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ScaleFrom {
+    /// An operand.
+    Operand,
+    /// The amax of each block.
+    Blocks {
+        /// Ranks may hold unequal numbers of blocks.
+        uneven: bool,
+    },
+    /// The amax of each block, below a scale from the amax of the tensor, which is this operand.
+    BlocksBelow(usize),
 }
 
 /// Ids that an op looks up; see [`OpDef::looks_up`].

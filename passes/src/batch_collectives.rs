@@ -155,8 +155,8 @@ fn histories(graph: &Graph) -> SecondaryMap<Value, bool> {
     let mut res = SecondaryMap::new();
     for &node in &graph.order {
         let data = &graph.nodes[node];
-        if let Op::DelayedUpdate(_) = data.op {
-            res[data.inputs[1]] = true;
+        if let Some(amax) = data.op.history() {
+            res[data.inputs[amax]] = true;
         }
     }
     res

@@ -83,6 +83,10 @@ impl OpDef for DelayedUpdate {
         self == other
     }
 
+    fn history(&self) -> Option<usize> {
+        Some(1)
+    }
+
     fn samples() -> Vec<Sample> {
         let op = |algo| DelayedUpdate { to: DType::E4M3, margin: 0, algo };
         let sample = |algo| {

@@ -12,8 +12,8 @@ use smallvec::SmallVec;
 use crate::ops::factors::letters;
 use crate::ops::sum_leading::sum_rows;
 use crate::ops::{
-    Factors, LocalCx, OpDef, Origin, Real, Sample, StandsFor, Sums, TypeError, Types, Values, View,
-    ViewMut, arity, floats, is_default, ndim_at_least, pieces,
+    Factors, LocalCx, OpDef, Origin, Quantizes, Real, Sample, ScaleFrom, StandsFor, Sums,
+    TypeError, Types, Values, View, ViewMut, arity, floats, is_default, ndim_at_least, pieces,
 };
 use crate::types::{DType, TensorType};
 
@@ -160,6 +160,10 @@ impl OpDef for Quantize {
 
     fn is_form(&self) -> bool {
         true
+    }
+
+    fn quantizes(&self) -> Option<Quantizes> {
+        Some(Quantizes { format: self.to.fp8()?, copies: self.copies, scale: ScaleFrom::Operand })
     }
 
     fn samples() -> Vec<Sample> {

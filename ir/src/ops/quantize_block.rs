@@ -16,8 +16,9 @@ use serde::{Deserialize, Serialize};
 use crate::ops::factors::letters;
 use crate::ops::quantize::{last_first, transpose_into};
 use crate::ops::{
-    BoundAt, Bounds, Copies, Factors, LocalCx, OpDef, Origin, Real, Sample, Shape, StandsFor,
-    TypeError, Types, View, ViewMut, arity, floats, is_default, ndim_at_least, pieces,
+    BoundAt, Bounds, Copies, Factors, LocalCx, OpDef, Origin, Quantizes, Real, Sample, ScaleFrom,
+    Shape, StandsFor, TypeError, Types, View, ViewMut, arity, floats, is_default, ndim_at_least,
+    pieces,
 };
 use crate::quant::ScaleRule;
 use crate::quant::blocks::{Blocks, FP8_BLOCK as BLOCK};
@@ -230,6 +231,14 @@ impl OpDef for QuantizeBlock {
 
     fn is_form(&self) -> bool {
         true
+    }
+
+    fn quantizes(&self) -> Option<Quantizes> {
+        Some(Quantizes {
+            format: self.to.fp8()?,
+            copies: self.copies,
+            scale: ScaleFrom::Blocks { uneven: self.uneven },
+        })
     }
 
     fn samples() -> Vec<Sample> {

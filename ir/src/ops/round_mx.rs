@@ -14,8 +14,8 @@ use smallvec::smallvec;
 
 use crate::ops::factors::letters;
 use crate::ops::{
-    Factors, LocalCx, OpDef, Origin, Real, Sample, StandsFor, TypeError, Types, View, ViewMut,
-    arity, floats, is_default, ndim_at_least, pieces,
+    Copies, Factors, LocalCx, OpDef, Origin, Quantizes, Real, Sample, ScaleFrom, StandsFor,
+    TypeError, Types, View, ViewMut, arity, floats, is_default, ndim_at_least, pieces,
 };
 use crate::quant::blocks::Blocks;
 use crate::quant::mx;
@@ -141,6 +141,14 @@ impl OpDef for RoundMx {
 
     fn is_form(&self) -> bool {
         true
+    }
+
+    fn quantizes(&self) -> Option<Quantizes> {
+        Some(Quantizes {
+            format: self.to.fp8()?,
+            copies: Copies::Rows,
+            scale: ScaleFrom::Blocks { uneven: false },
+        })
     }
 
     fn samples() -> Vec<Sample> {

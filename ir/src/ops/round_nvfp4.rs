@@ -12,8 +12,9 @@ use smallvec::smallvec;
 
 use crate::ops::factors::letters;
 use crate::ops::{
-    Along, BoundAt, Bounds, Factors, LocalCx, OpDef, Origin, Real, Sample, StandsFor, TypeError,
-    Types, Values, View, ViewMut, arity, floats, integers, is_default, pieces, scalar,
+    Along, BoundAt, Bounds, Copies, Factors, LocalCx, OpDef, Origin, Quantizes, Real, Sample,
+    ScaleFrom, StandsFor, TypeError, Types, Values, View, ViewMut, arity, floats, integers,
+    is_default, pieces, scalar,
 };
 use crate::quant::Format;
 use crate::quant::blocks::Blocks;
@@ -134,6 +135,14 @@ impl OpDef for RoundNvFp4 {
 
     fn is_form(&self) -> bool {
         true
+    }
+
+    fn quantizes(&self) -> Option<Quantizes> {
+        Some(Quantizes {
+            format: Format::E2M1,
+            copies: Copies::Rows,
+            scale: ScaleFrom::BlocksBelow(1),
+        })
     }
 
     fn samples() -> Vec<Sample> {
