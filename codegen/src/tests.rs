@@ -321,3 +321,12 @@ fn broken_graphs_are_reported() {
         graph.results[0].1 = made;
     });
 }
+
+#[test]
+fn an_unfinished_plan_is_not_proved() {
+    let mut plan = compiled(SMALL, &[("dp", 2)]).plan.into_plan();
+    plan.phase = Phase::Scheduled;
+    let proof = kernels::Proved::of(plan).expect_err("it has no memory");
+    let message = "its buffers have no place in memory yet";
+    assert!(proof.broken.iter().any(|it| it.message == message), "{:?}", proof.broken);
+}

@@ -2,8 +2,7 @@
 //!
 //! The only place where a coordinate is applied. Local shapes, bounds, group members and what a
 //! collective copies from whom are computed here, once, from the shardings in the plan; executing
-//! looks nothing up. All that does not depend on a coordinate is checked first, by [`check`], so that
-//! executing may index freely.
+//! looks nothing up. All that does not depend on a coordinate was proved before, so that executing may index freely.
 
 use std::sync::Arc;
 
@@ -14,7 +13,7 @@ use ir::plan::{
     Arena, Buffer, BufferData, BySection, Comm, Event, Instruction, Part, Plan, PlanSection, Role,
     Stream,
 };
-use ir::{DType, Op, Phase, TensorType};
+use ir::{DType, Op, TensorType};
 use smallvec::SmallVec;
 
 use crate::error::RunError;
@@ -219,102 +218,7 @@ pub fn describe(plan: &Plan, at: At) -> String {
     format!("{}[{}] `{what}` making `{}`", at.section.name(), at.index, made.join("`, `"))
 }
 
-/// Whether the plan can be bound to any coordinate of its mesh.
-pub fn check(plan: &Plan) -> Result<(), RunError> {
-    if plan.phase != Phase::Planned {
-        return Err(RunError::NotPlanned { plan: plan.name.clone(), phase: plan.phase });
-    }
-    let broken = |it: ir::placement::PlacementError| RunError::bad_plan("mesh", it.to_string());
-    plan.mesh.validate().map_err(broken)?;
-    if plan.micro_batches == 0 {
-        return Err(RunError::bad_plan("micro_batches", "is 0"));
-    }
-    if plan.streams.is_empty() {
-        return Err(RunError::bad_plan("streams", "are none"));
-    }
-    for (comm, axes) in plan.comms.iter() {
-        if !axes.is_subset(plan.mesh.all()) {
-            return Err(RunError::bad_plan(comm.to_string(), "names an axis beyond the mesh"));
-        }
-    }
-    plan.buffers.keys().try_for_each(|it| check_buffer(plan, it))?;
-    let listed = plan.params.iter().map(|it| it.buffer);
-    for buffer in listed.chain(plan.results.iter().map(|it| it.1)) {
-        if !plan.buffers.is_valid(buffer) {
-            return Err(RunError::bad_plan(buffer.to_string(), "does not exist"));
-        }
-    }
-    PlanSection::ALL.into_iter().try_for_each(|it| check_section(plan, it))
-}
-
-fn check_buffer(plan: &Plan, buffer: Buffer) -> Result<(), RunError> {
-    let data = &plan.buffers[buffer];
-    let fail = |why: String| Err(RunError::bad_plan(&data.name, why));
-    if let Err(error) = data.sharding.validate(&data.ty.shape, &plan.mesh) {
-        return fail(format!("has a bad sharding: {error}"));
-    }
-    let Some(offset) = data.offset else {
-        return fail("has no memory offset".to_string());
-    };
-    if offset % data.ty.dtype.bytes() != 0 {
-        return fail(format!("starts at byte {offset}, which {} does not allow", data.ty.dtype));
-    }
-    let shape = plan.local_shape(buffer);
-    let bytes = shape.iter().try_fold(data.ty.dtype.bytes(), |n, &it| n.checked_mul(it));
-    let end = bytes.and_then(|it| it.checked_add(offset));
-    let arena = match data.role.arena() {
-        Arena::Persistent => plan.persistent_bytes,
-        Arena::Step => plan.step_bytes,
-    };
-    match end {
-        Some(end) if end <= arena => Ok(()),
-        _ => fail(format!("of {shape:?} at byte {offset} exceeds its arena of {arena} bytes")),
-    }
-}
-
-/// Handles exist, types of copies agree, and each wait has a record in front of it.
-fn check_section(plan: &Plan, section: PlanSection) -> Result<(), RunError> {
-    let mut recorded = vec![false; plan.events as usize];
-    for (index, instruction) in plan.section(section).iter().enumerate() {
-        let fail = |why: &str| {
-            Err(RunError::bad_plan(format!("{}[{index}]", section.name()), why.to_string()))
-        };
-        if !plan.streams.is_valid(instruction.stream()) {
-            return fail("is on a stream that does not exist");
-        }
-        let buffers = instruction.reads().into_iter().chain(instruction.writes());
-        if buffers.into_iter().any(|it| !plan.buffers.is_valid(it)) {
-            return fail("names a buffer that does not exist");
-        }
-        match instruction {
-            Instruction::Compute { .. } => (),
-            Instruction::Collective { comm, .. } => {
-                if !plan.comms.is_valid(*comm) {
-                    return fail("names a communicator that does not exist");
-                }
-            }
-            Instruction::Copy { src, dst, .. } => {
-                let dtype = |it: Buffer| plan.buffers[it].ty.dtype;
-                let same = plan.local_shape(*src) == plan.local_shape(*dst);
-                if !same || dtype(*src) != dtype(*dst) {
-                    return fail("copies between buffers of different types");
-                }
-            }
-            Instruction::Record { event, .. } => match recorded.get_mut(event.index()) {
-                Some(it) => *it = true,
-                None => return fail("records an event that does not exist"),
-            },
-            Instruction::Wait { event, .. } => {
-                if recorded.get(event.index()) != Some(&true) {
-                    return fail("waits for an event that nothing before it records");
-                }
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The program of one rank of a plan that [`check`] accepts.
+/// The program of one rank of a plan that is [proved](kernels::Proved).
 pub fn bind(plan: &Plan, rank: u64) -> Result<BoundPlan, RunError> {
     let coord = plan.mesh.coord_of(rank);
     let mut buffers = PrimaryMap::with_capacity(plan.buffers.len());
@@ -356,7 +260,7 @@ fn bind_buffer(plan: &Plan, buffer: Buffer, coord: &[u32]) -> BoundBuffer {
         extents: sizes(&data.sharding.extents(&data.ty.shape, &plan.mesh, coord)),
         role: data.role,
         arena: data.role.arena(),
-        offset: data.offset.expect("checked before binding") as usize,
+        offset: data.offset.expect("a plan that is proved has memory") as usize,
     }
 }
 

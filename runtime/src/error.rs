@@ -6,24 +6,12 @@
 use std::path::{Path, PathBuf};
 
 use ::checkpoint::{CheckpointError, StoredType};
-use ir::Phase;
 use ir::checkpoint::LayoutError;
 use ir::plan::PlanSection;
 
 /// See the [module docs](self).
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RunError {
-    /// The plan is not finished.
-    #[error(
-        "plan `{plan}` is {phase:?}, and only a Planned one has the memory offsets to run; compile it \
-         with `--emit plan`"
-    )]
-    NotPlanned {
-        /// Name of the plan.
-        plan: String,
-        /// Its phase.
-        phase: Phase,
-    },
     /// More ranks than threads make sense for.
     #[error(
         "mesh ({mesh}) has {ranks} ranks, and this machine runs at most {max} as threads; compile for a \
@@ -731,7 +719,6 @@ impl RunError {
     /// A stable name for `planc explain`.
     pub fn code(&self) -> &'static str {
         match self {
-            RunError::NotPlanned { .. } => "PL0501",
             RunError::TooManyRanks { .. } => "PL0502",
             RunError::OutOfMemory { .. } => "PL0503",
             RunError::BadPlan { .. } => "PL0504",
@@ -809,8 +796,7 @@ impl RunError {
             | RunError::Padding { .. }
             | RunError::Compile { .. }
             | RunError::Diverged { .. } => true,
-            RunError::NotPlanned { .. }
-            | RunError::TooManyRanks { .. }
+            RunError::TooManyRanks { .. }
             | RunError::OutOfMemory { .. }
             | RunError::BadPlan { .. }
             | RunError::Thread { .. }

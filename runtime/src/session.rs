@@ -196,9 +196,6 @@ impl Session {
         hosted: Hosted,
         make: Arc<MakeBackend>,
     ) -> Result<Session, RunError> {
-        if let Err(error) = bind::check(plan) {
-            return Err(hosted.fail(error));
-        }
         let plan = Arc::new(Plan::clone(plan));
         let (ranks, ended) = (Vec::new(), OnceLock::new());
         let mut session = Session { plan, options: *options, ranks, ended, hosted };

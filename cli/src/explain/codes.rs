@@ -282,13 +282,6 @@ pub const CODES: &[Code] = &[
         fix: "Remove or change one of the placements of the tensor in the report.",
     },
     Code {
-        code: "PL0501",
-        title: "the plan is not finished",
-        text: "Only a plan of phase `planned` has the memory offsets that running needs.",
-        example: "Running what an earlier phase printed.",
-        fix: "Compile the model again without stopping early.",
-    },
-    Code {
         code: "PL0502",
         title: "more ranks than this machine can run",
         text: "On the CPU each rank is a thread. A plan for thousands of ranks compiles and can \
