@@ -480,7 +480,7 @@ impl Lowering<'_> {
         let sum = self.stages.added_to[value]?;
         let maker = self.graph.producer(value)?;
         let reduces = match &self.graph.nodes[maker].op {
-            Op::Collective(it) => !it.kind.is_local() && it.kind.reduce() == Some(ReduceOp::Sum),
+            Op::Collective(it) => it.kind.reduces() == Some(ReduceOp::Sum),
             // A GEMM adds to a sum itself.
             _ => false,
         };

@@ -23,8 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Op;
 use crate::graph::{Init, Name};
-use crate::ops::CollectiveKind;
-use crate::placement::{AxisSet, Mesh, ReduceOp};
+use crate::placement::{AxisSet, Mesh};
 use crate::plan::{
     Buffer, Clock, Clocks, Instruction, Plan, PlanSection, Role, StreamKind, memory_profile,
 };
@@ -319,17 +318,13 @@ fn does(plan: &Plan, instruction: &Instruction) -> Option<Does> {
             let onto = if parts.iter().any(|it| it.adds) { " onto a sum" } else { "" };
             let how = format!("{}{onto}", kind.name());
             let over = over(&plan.mesh, plan.comms[*comm]);
-            match kind {
-                CollectiveKind::AllReduce(with) | CollectiveKind::ReduceScatter(with) => {
+            match kind.reduces() {
+                Some(with) => {
                     let dtype =
                         parts.first().map_or(DType::F32, |it| plan.buffers[it.src].ty.dtype);
-                    Does::Reduce { how, with: ReduceOp::name(*with).to_string(), over, dtype }
+                    Does::Reduce { how, with: with.name().to_string(), over, dtype }
                 }
-                CollectiveKind::AllGather
-                | CollectiveKind::AllToAll
-                | CollectiveKind::Permute
-                | CollectiveKind::Slice
-                | CollectiveKind::ToPartial(_) => Does::Move { how, over },
+                None => Does::Move { how, over },
             }
         }
         Instruction::Record { .. } | Instruction::Wait { .. } => return None,

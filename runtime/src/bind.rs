@@ -355,8 +355,8 @@ fn bind_part(
     }
     let (from, to) = (&src.sharding, &dst.sharding);
     let reduced = from.partial_axes().minus(to.partial_axes());
-    let reduce = match kind {
-        CollectiveKind::AllReduce(op) | CollectiveKind::ReduceScatter(op) => {
+    let reduce = match kind.reduces() {
+        Some(op) => {
             if reduced.is_empty() || from.partial.map(|it| it.0) != Some(op) {
                 return Err(format!("reduces {names}, which is not partial so"));
             }
@@ -365,11 +365,7 @@ fn bind_part(
             }
             Some(op)
         }
-        CollectiveKind::AllGather
-        | CollectiveKind::AllToAll
-        | CollectiveKind::Permute
-        | CollectiveKind::Slice
-        | CollectiveKind::ToPartial(_) => {
+        None => {
             if !reduced.is_empty() {
                 return Err(format!("moves {names} and does not reduce it"));
             }

@@ -183,7 +183,7 @@ fn units(cx: &Cx) -> Vec<Unit> {
     }
     for (_, instruction) in plan.timeline(STEP) {
         let Instruction::Collective { kind, comm, parts, .. } = instruction else { continue };
-        if kind.is_local() || kind.reduce().is_none() {
+        if kind.reduces().is_none() {
             continue;
         }
         for param in parts.iter().filter_map(|it| gradients[it.dst]) {

@@ -197,7 +197,7 @@ impl Fields {
     ) -> Result<(), ModelError> {
         let known = || {
             let ops = OpKind::ALL.iter().filter(|it| **it != OpKind::Collective);
-            ops.map(|it| it.name()).chain(CollectiveKind::NAMES)
+            ops.map(|it| it.name()).chain(CollectiveKind::ALL.map(CollectiveKind::name))
         };
         let listed = checkpoint.listed();
         let Some(found) = listed.iter().find(|it| !known().any(|op| op == it.as_str())) else {

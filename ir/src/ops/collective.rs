@@ -71,15 +71,15 @@ impl CollectiveKind {
         }
     }
 
-    /// The spellings of all kinds in text IR, without reductions.
-    pub const NAMES: [&str; 7] = [
-        "all_gather",
-        "reduce_scatter",
-        "all_reduce",
-        "all_to_all",
-        "permute",
-        "slice",
-        "to_partial",
+    /// All kinds; those that reduce, with a sum.
+    pub const ALL: [CollectiveKind; 7] = [
+        CollectiveKind::AllGather,
+        CollectiveKind::ReduceScatter(ReduceOp::Sum),
+        CollectiveKind::AllReduce(ReduceOp::Sum),
+        CollectiveKind::AllToAll,
+        CollectiveKind::Permute,
+        CollectiveKind::Slice,
+        CollectiveKind::ToPartial(ReduceOp::Sum),
     ];
 
     /// The spelling in text IR, without the reduction.
@@ -106,6 +106,22 @@ impl CollectiveKind {
             | CollectiveKind::Permute
             | CollectiveKind::Slice => None,
         }
+    }
+
+    /// The reduction, for the kinds that reduce what ranks hold.
+    pub fn reduces(self) -> Option<ReduceOp> {
+        self.reduce().filter(|_| !self.is_local())
+    }
+
+    /// The kind with another reduction, if it has one.
+    pub fn with_reduce(mut self, with: ReduceOp) -> CollectiveKind {
+        if let CollectiveKind::ReduceScatter(op)
+        | CollectiveKind::AllReduce(op)
+        | CollectiveKind::ToPartial(op) = &mut self
+        {
+            *op = with;
+        }
+        self
     }
 }
 

@@ -264,7 +264,8 @@ impl<'a> Parser<'a> {
             self.cursor.word("`copy`")?;
             return Ok(Call::Copy);
         }
-        if let Some(kind) = collective_kind(word) {
+        let collectives = CollectiveKind::ALL;
+        if let Some(&kind) = collectives.iter().find(|it| it.name() == word) {
             return self.collective(kind, mesh);
         }
         let text = self.cursor.ron_text("an op")?;
@@ -295,7 +296,7 @@ impl<'a> Parser<'a> {
         }
         self.cursor.expect(b'(')?;
         let kind = match kind.reduce() {
-            Some(_) => with_reduce(kind, self.reduce_op()?),
+            Some(_) => kind.with_reduce(self.reduce_op()?),
             None => kind,
         };
         match mesh {
@@ -389,31 +390,5 @@ impl<'a> Parser<'a> {
 
     fn repeated(&self, what: &str, span: Range<usize>) -> ParseError {
         self.cursor.error(span, format!("`{what}` is here twice"))
-    }
-}
-
-/// The collective of this name; a reduction is to be filled in.
-fn collective_kind(name: &str) -> Option<CollectiveKind> {
-    let kinds = [
-        CollectiveKind::AllGather,
-        CollectiveKind::ReduceScatter(ReduceOp::Sum),
-        CollectiveKind::AllReduce(ReduceOp::Sum),
-        CollectiveKind::AllToAll,
-        CollectiveKind::Permute,
-        CollectiveKind::Slice,
-        CollectiveKind::ToPartial(ReduceOp::Sum),
-    ];
-    kinds.into_iter().find(|it| it.name() == name)
-}
-
-fn with_reduce(kind: CollectiveKind, op: ReduceOp) -> CollectiveKind {
-    match kind {
-        CollectiveKind::ReduceScatter(_) => CollectiveKind::ReduceScatter(op),
-        CollectiveKind::AllReduce(_) => CollectiveKind::AllReduce(op),
-        CollectiveKind::ToPartial(_) => CollectiveKind::ToPartial(op),
-        CollectiveKind::AllGather
-        | CollectiveKind::AllToAll
-        | CollectiveKind::Permute
-        | CollectiveKind::Slice => kind,
     }
 }

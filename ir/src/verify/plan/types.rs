@@ -54,12 +54,12 @@ pub(super) fn check<'a>(
                 parts.iter().for_each(|it| read_at[it.src] = Some(at));
                 for part in parts {
                     parts_seen += 1;
-                    reductions += u64::from(kind.reduce().is_some() && !kind.is_local());
+                    reductions += u64::from(kind.reduces().is_some());
                     let (from, to) = (class_of[part.src], class_of[part.dst]);
                     if let Some(fault) = checker.part(*kind, plan.comms[*comm], from, to) {
                         cx.instruction(fault.property, at, fault.message.clone());
                     }
-                    if part.adds && (kind.is_local() || kind.reduce() != Some(ReduceOp::Sum)) {
+                    if part.adds && kind.reduces() != Some(ReduceOp::Sum) {
                         let message = "adds to a buffer what it does not sum".into();
                         cx.instruction(Property::Reductions, at, message);
                     }
