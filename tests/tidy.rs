@@ -293,6 +293,72 @@ fn every_op_has_a_file_and_every_file_is_an_op() {
     none("files that `define_ops!` does not list", found.difference(&known).cloned().collect());
 }
 
+/// Code that names ops, besides kernels, which run them, and fusion, which rewrites them; with the ops that it is about.
+/// All other code asks an op (`OpDef`), so that an added op is in none of its lists.
+const ABOUT_OPS: &[(&str, &[&str])] = &[
+    // A model of Hugging Face has its heads where attention has them.
+    ("checkpoint/src/hf/params.rs", &["Attention"]),
+    // The first micro-batch writes sums to which the others add.
+    ("codegen/src/lower.rs", &["Add"]),
+    // The way from a GEMM to what its operands were before they were quantized.
+    ("ir/src/amax.rs", &["Cast", "DelayedScale", "Hadamard", "Matmul", "QuantMatmul"]),
+    // Cuts of a weight between blocks are a matter of placement.
+    ("ir/src/meaning.rs", &["QuantizeBlock"]),
+    // A loss in chunks has slices of the labels.
+    ("ir/src/model/elaborate.rs", &["SliceDim"]),
+    ("ir/src/verify/plan/program.rs", &["SliceDim"]),
+    // The norm of the gradient.
+    ("ir/src/verify/plan/gradients.rs", &["Add", "ClipScale", "SumSquares"]),
+    // Scales of tensors in pieces.
+    (
+        "passes/src/choose_amax_groups.rs",
+        &["Amax", "Cast", "QuantMatmul", "QuantScale", "Quantize", "RoundNvFp4", "Transpose"],
+    ),
+    // The loss of a chunk.
+    ("passes/src/interleave_chunks.rs", &["CeLoss", "CeLossGrad", "CeStats", "CrossEntropy"]),
+    // GEMMs are quantized.
+    ("passes/src/quantize.rs", &["Matmul"]),
+    // Sizes that tiles do not divide.
+    ("runtime/src/backend/cuda/check/cases.rs", &["Transpose"]),
+];
+
+#[test]
+fn ops_are_named_where_they_are_made_rewritten_or_run() {
+    let free =
+        ["ir/src/ops.rs", "ir/src/ops/", "kernels/src/", "passes/src/fuse.rs", "passes/src/fuse/"];
+    let mut broken = Vec::new();
+    for (path, text) in sources() {
+        let test = path.starts_with("tests/") || path.contains("/tests");
+        if test || free.iter().any(|it| path.starts_with(it)) {
+            continue;
+        }
+        // The tests of a file come last in it.
+        let end = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
+        let code = code_of(&text[..end]);
+        let mut found: Vec<String> = OpKind::ALL
+            .iter()
+            // These two are data between ranks, and not computation.
+            .filter(|it| !matches!(it, OpKind::Collective | OpKind::Reshard))
+            .map(|it| format!("{it:?}"))
+            .filter(|it| ["Op::", "OpKind::"].iter().any(|of| names(&code, &format!("{of}{it}"))))
+            .collect();
+        found.sort();
+        let about = ABOUT_OPS.iter().find(|it| it.0 == path).map_or(&[][..], |it| it.1);
+        if found != about {
+            broken.push(format!("{path} names {found:?}, and is about {about:?}"));
+        }
+    }
+    none("ops that are named elsewhere (a fact of an op is a method of `OpDef`)", broken);
+}
+
+/// Whether a path of identifiers occurs, and not only as a part of a longer one.
+fn names(code: &str, path: &str) -> bool {
+    let part = |it: Option<char>| it.is_some_and(|it| it.is_alphanumeric() || it == '_');
+    code.match_indices(path).any(|(at, _)| {
+        !part(code[..at].chars().next_back()) && !part(code[at + path.len()..].chars().next())
+    })
+}
+
 #[test]
 fn docs_name_every_crate() {
     let pages = files("docs", "md");

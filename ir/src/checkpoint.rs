@@ -21,7 +21,6 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::digest::Digest;
 use crate::graph::Name;
-use crate::ops::Op;
 use crate::placement::{AxisSet, Chunk, Coord, Mesh, Sharding};
 use crate::plan::{Buffer, Buffers, Instruction, Plan, PlanSection, Role};
 use crate::run::Run;
@@ -329,7 +328,8 @@ fn not_saved(plan: &Plan) -> FxHashSet<Buffer> {
         }
     }
     for instruction in plan.section(PlanSection::Prepare) {
-        if let Instruction::Compute { op: Op::Cast(_), args, results, .. } = instruction
+        if let Instruction::Compute { op, args, results, .. } = instruction
+            && op.casts_to().is_some()
             && plan.buffers[args[0]].role == Role::Param
         {
             res.extend(results.iter().copied());

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
-use ir::Op;
+use ir::ops::Engine;
 use ir::random::stream_key;
 use kernels::cuda::attention::{LibraryScratch, library_scratch, library_takes};
 use kernels::cuda::{AttentionCall, AttentionShape, Pointer, Work};
@@ -174,7 +174,7 @@ pub fn attentions(plan: &ir::plan::Plan) -> Result<Vec<AttentionShape>, RunError
     let mut res: Vec<AttentionShape> = Vec::new();
     for instruction in bound.sections.iter().flatten() {
         let BoundInstruction::Compute(call, stream) = instruction else { continue };
-        if !matches!(call.op, Op::Attention(_) | Op::AttentionGrad(_)) {
+        if call.op.engine() != Engine::Attention {
             continue;
         }
         let batch = Batch { stream: *stream, calls: vec![call.clone()] };
