@@ -38,7 +38,7 @@ pub struct NormGrad<const LAYER: bool> {
 
 impl<const LAYER: bool> NormGrad<LAYER> {
     /// The number of operands without a residual.
-    const PLAIN: usize = if LAYER { 5 } else { 4 };
+    pub const PLAIN: usize = if LAYER { 5 } else { 4 };
 }
 
 impl<const LAYER: bool> OpDef for NormGrad<LAYER>

@@ -3,7 +3,9 @@
 //! A row is held by the threads of a warp or a block; rows too long for that, or not made of whole
 //! vectors, are read several times.
 
-use ir::ops::{Amaxes, Codes, Number};
+use ir::ops::Amaxes;
+use ir::ops::norm::Norm;
+use ir::ops::norm_grad::NormGrad;
 use ir::{DType, Op};
 
 use crate::cuda::amax;
@@ -16,14 +18,10 @@ use crate::cuda::{Arg, Function, OpCall, Operand, Pointer, Program, Unsupported,
 
 pub(super) fn lower(call: &OpCall<'_>) -> Result<Program, Unsupported> {
     match call.op {
-        Op::RmsNorm(it) => {
-            norm(call, Kind::rms(it.residual), it.eps, it.zero_centered, (&it.amax, &it.codes))
-        }
-        Op::LayerNorm(it) => {
-            norm(call, Kind::layer(it.residual), it.eps, it.zero_centered, (&it.amax, &it.codes))
-        }
-        Op::RmsNormGrad(it) => grad(call, Kind::rms(it.residual), it.zero_centered, &it.amax),
-        Op::LayerNormGrad(it) => grad(call, Kind::layer(it.residual), it.zero_centered, &it.amax),
+        Op::RmsNorm(it) => norm(call, it),
+        Op::LayerNorm(it) => norm(call, it),
+        Op::RmsNormGrad(it) => grad(call, it),
+        Op::LayerNormGrad(it) => grad(call, it),
         _ => Err(Unsupported::new(call, "it is not a norm")),
     }
 }
@@ -38,16 +36,6 @@ struct Kind {
     layer: bool,
     /// Adds an operand to `x` first; its gradient adds one to `dx`.
     residual: bool,
-}
-
-impl Kind {
-    fn rms(residual: bool) -> Kind {
-        Kind { layer: false, residual }
-    }
-
-    fn layer(residual: bool) -> Kind {
-        Kind { layer: true, residual }
-    }
 }
 
 /// How the threads of a row share it.
@@ -129,23 +117,17 @@ fn center(zero_centered: bool) -> Arg {
 }
 
 /// Operands `x w [b] [r]` and the scale of `y` if that is codes, results `y [mean] rstd [sum]`, and the amax of `y`.
-fn norm(
-    call: &OpCall<'_>,
-    kind: Kind,
-    eps: Number,
-    zero: bool,
-    (amax, codes): (&Amaxes, &Codes),
-) -> Result<Program, Unsupported> {
+fn norm<const LAYER: bool>(call: &OpCall<'_>, op: &Norm<LAYER>) -> Result<Program, Unsupported> {
     let x = &call.args[0];
     let Some((n_rows, columns)) = size_of(call, x)? else { return Ok(nothing(call)) };
-    let Kind { layer, residual } = kind;
-    let plain = if layer { 3 } else { 2 };
+    let kind @ Kind { layer, residual } = Kind { layer: LAYER, residual: op.residual };
+    let plain = Norm::<LAYER>::PLAIN;
     let shape = RowShape::new(x, columns, 4, 1024);
     let bias = if layer { call.args[2].dtype } else { x.dtype };
     let mut defines = vec![typed("X", x.dtype), typed("W", call.args[1].dtype), typed("B", bias)];
     defines.extend(shape.defines(kind));
     defines.push(typed("Y", call.results[0].dtype));
-    let (amax, mut work) = first_amax(call, amax, &mut defines)?;
+    let (amax, mut work) = first_amax(call, &op.amax, &mut defines)?;
     let function = Function { source: "norm.cu", defines, entry: "normalize" };
     let args = vec![
         result(0),
@@ -153,15 +135,15 @@ fn norm(
         result(plain - 1),
         if residual { result(plain) } else { null() },
         amax,
-        codes.scale_of(0).map_or(null(), |_| arg(call.args.len() - 1)),
+        op.codes.scale_of(0).map_or(null(), |_| arg(call.args.len() - 1)),
         arg(0),
         arg(1),
         if layer { arg(2) } else { null() },
         if residual { arg(plain) } else { null() },
         size(n_rows),
         Arg::I32(columns as i32),
-        Arg::F32(eps.0 as f32),
-        center(zero),
+        Arg::F32(op.eps.0 as f32),
+        center(op.zero_centered),
     ];
     let grid = [blocks(n_rows, shape.rows_each()), 1, 1];
     work.push(launch(function, grid, shape.block() as u32, args));
@@ -169,11 +151,14 @@ fn norm(
 }
 
 /// Operands `dy x w [mean] rstd [dres]`, results `dx dw [db]`, and the amax of `dx`.
-fn grad(call: &OpCall<'_>, kind: Kind, zero: bool, amax: &Amaxes) -> Result<Program, Unsupported> {
+fn grad<const LAYER: bool>(
+    call: &OpCall<'_>,
+    op: &NormGrad<LAYER>,
+) -> Result<Program, Unsupported> {
     let x = &call.args[1];
     let Some((n_rows, columns)) = size_of(call, x)? else { return Ok(nothing(call)) };
-    let Kind { layer, residual } = kind;
-    let plain = if layer { 5 } else { 4 };
+    let kind @ Kind { layer, residual } = Kind { layer: LAYER, residual: op.residual };
+    let plain = NormGrad::<LAYER>::PLAIN;
     (3..plain).try_for_each(|statistic| need(call, statistic, DType::F32))?;
     let shape = RowShape::new(x, columns, 2, 256);
     let mut defines =
@@ -181,7 +166,7 @@ fn grad(call: &OpCall<'_>, kind: Kind, zero: bool, amax: &Amaxes) -> Result<Prog
     defines.extend(shape.defines(kind));
     let resident = shape.resident(call, layer);
     defines.push(sized("RESIDENT", resident));
-    let (amax, mut work) = first_amax(call, amax, &mut defines)?;
+    let (amax, mut work) = first_amax(call, &op.amax, &mut defines)?;
     let function = Function { source: "norm_grad.cu", defines, entry: "normalize_grad" };
 
     // As many blocks as run at once: each leaves a row of sums that is to be added up.
@@ -202,7 +187,7 @@ fn grad(call: &OpCall<'_>, kind: Kind, zero: bool, amax: &Amaxes) -> Result<Prog
         if residual { arg(plain) } else { null() },
         size(n_rows),
         Arg::I32(columns as i32),
-        center(zero),
+        center(op.zero_centered),
     ];
     let grid = [n_blocks as u32, 1, 1];
     work.push(launch(function, grid, shape.block() as u32, args));
