@@ -9,7 +9,7 @@ use ir::ops::{
     BiasAdd, CeLoss, CeMax, CeStats, ClipScale, Codes, Conflict, Copies, Dropout, Embedding, Glu,
     GluKind, GradError, Granule, LayerNorm, Llama3Scaling, LocalCx, Matmul, Number, Op, OpKind,
     Origin, QuantMatmul, Quantize, RmsNorm, Rope, Sample, SampleInput, Sgd, SplitDim, StandsFor,
-    SumLeading, Sums, Tensor, Values,
+    SumLeading, Sums, Tensor, Values, Watch,
 };
 use ir::placement::{Mesh, ReduceOp, Sharding};
 use ir::random::stream_key;
@@ -1060,10 +1060,27 @@ fn updates_are_applied_if_all_is_finite_and_a_token_counts() {
     };
     assert_eq!(applied(1600.0, 4.0, 3.0), 1.0);
     assert_eq!(applied(0.0, 0.0, 0.0), 0.0);
+    for (watched, is_applied) in [(0.0, true), (f64::INFINITY, false), (f64::NAN, false)] {
+        let scalars = [[1.0], [4.0], [3.0], [0.0], [watched]];
+        let operands = scalars.each_ref().map(|it| (&[][..], &it[..]));
+        let applied = known(ClipScale { max_norm: None }, &operands)[2].data[0];
+        assert_eq!(applied == 1.0, is_applied, "{watched}");
+        assert_eq!(applied.is_nan(), !is_applied, "{watched}");
+    }
     for (sumsq, loss) in
         [(f64::INFINITY, 3.0), (f64::NAN, 3.0), (1.0, f64::INFINITY), (1.0, f64::NAN)]
     {
         assert!(applied(sumsq, 4.0, loss).is_nan(), "{sumsq} {loss}");
+    }
+}
+
+#[test]
+fn numbers_that_are_not_finite_are_watched() {
+    let watch =
+        |a: f64, b: f64| known(Watch {}, &[(&[2], &[1.0, a]), (&[2], &[b, -3e38])])[0].data[0];
+    assert_eq!(watch(2.0, 3e38), 0.0);
+    for it in [f64::INFINITY, f64::NEG_INFINITY, f64::NAN] {
+        assert!(watch(it, 1.0).is_nan() && watch(1.0, it).is_nan(), "{it}");
     }
 }
 

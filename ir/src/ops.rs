@@ -278,6 +278,7 @@ define_ops! {
     sum_leading::SumLeading = "sum_leading",
     sum_squares::SumSquares = "sum_squares",
     transpose::Transpose = "transpose",
+    watch::Watch = "watch",
     zeros_like::ZerosLike = "zeros_like",
 }
 

@@ -160,6 +160,7 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         Op::SumLeading(_) => sum_leading::lower(call),
         Op::SumSquares(_) => sum_squares::lower(calls),
         Op::Transpose(_) => transpose::lower(call),
+        Op::Watch(_) => clip_scale::watch(call),
         Op::Collective(_) | Op::Reshard(_) => {
             Err(Unsupported::new(call, "data between ranks is moved by the communicator"))
         }

@@ -6,7 +6,7 @@
 //! ```text
 //! grad_norm = sqrt(sumsq) / n                                    n = max(count, 1)
 //! scale = (1 / n) * min(1, max_norm / (grad_norm + 1e-6))        torch.nn.utils.clip_grad_norm_
-//! applied = NaN if the loss or the norm is not finite, else 0 if no token counts, else 1
+//! applied = NaN if the loss, the norm or what is watched is not finite, else 0 if no token counts, else 1
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -19,8 +19,8 @@ use crate::ops::{
 use crate::range::{Ranged, RealRange};
 use crate::types::{DType, TensorType};
 
-/// See the [module docs](self). Operands: `sumsq`, `count`, and the summed `loss`; results: `scale`, `grad_norm`,
-/// `applied`; scalars.
+/// See the [module docs](self). Operands: `sumsq`, `count`, the summed `loss`, and any number of others that are watched;
+/// results: `scale`, `grad_norm`, `applied`; scalars.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClipScale {
@@ -36,8 +36,8 @@ impl ClipScale {
 
 impl OpDef for ClipScale {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        arity(inputs, 3)?;
-        (0..3).try_for_each(|it| number(inputs, it))?;
+        arity(&inputs[..inputs.len().min(3)], 3)?;
+        (0..inputs.len()).try_for_each(|it| number(inputs, it))?;
         let res = TensorType::scalar(DType::F32);
         Ok(smallvec![res.clone(), res.clone(), res])
     }
@@ -56,7 +56,8 @@ impl OpDef for ClipScale {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
-        let [sumsq, counted, loss] = [0, 1, 2].map(|it| inputs[it].data[0].to_f64());
+        let number = |it: usize| inputs[it].data[0].to_f64();
+        let [sumsq, counted] = [0, 1].map(number);
         let count = counted.max(1.0);
         let norm = sumsq.sqrt() / count;
         let ratio = self.max_norm.map_or(1.0, |it| it.0 / (norm + 1e-6));
@@ -64,7 +65,7 @@ impl OpDef for ClipScale {
         let clip = if ratio > 1.0 { 1.0 } else { ratio };
         results[0].data[0] = T::from_f64(clip / count);
         results[1].data[0] = T::from_f64(norm);
-        let applied = match norm.is_finite() && loss.is_finite() {
+        let applied = match norm.is_finite() && (2..inputs.len()).all(|it| number(it).is_finite()) {
             true => f64::from(u8::from(counted > 0.0)),
             false => f64::NAN,
         };
@@ -85,6 +86,9 @@ impl OpDef for ClipScale {
             sample(None, Values::Positive),
             sample(Some(0.5), Values::Positive),
             sample(None, Values::Zero),
+            Sample::floats(ClipScale::default(), &[&[][..]; 5])
+                .fill(0, Values::Positive)
+                .fill(1, Values::Positive),
         ]
     }
 }
