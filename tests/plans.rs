@@ -1,5 +1,8 @@
 //! What plans of whole models contain: collectives against the ideal, and nothing per rank.
 
+use std::collections::BTreeSet;
+
+use ir::Op;
 use ir::model::MeshSpec;
 use ir::plan::{Instruction, Plan, PlanSection};
 use ir::summary::Summary;
@@ -123,6 +126,35 @@ fn an_fp8_step_reduces_amaxes_of_weights_once_and_gathers_bytes() {
 }
 
 /// Llama-3-8B in FP8 against itself in bf16, where both gather weights again for the backward pass.
+/// All amaxes of a step reach `clip_scale`, by four launches at most, and reduced in calls that are made anyway.
+#[test]
+fn amaxes_of_a_step_are_watched() {
+    for recipe in ["DelayedScaling()", "Float8CurrentScaling()", "Float8BlockScaling()"] {
+        let plan = compile(&example("llama3-8b"), "2x4", &[("recipe", recipe)]);
+        let (mut made, mut watched) = (BTreeSet::new(), BTreeSet::new());
+        let mut n_launches = 0;
+        for instruction in plan.section(PlanSection::Step) {
+            let Instruction::Compute { op, args, .. } = instruction else { continue };
+            match op {
+                Op::QuantScale(_) => _ = made.insert(args[0]),
+                Op::DelayedUpdate(_) => _ = made.insert(args[1]),
+                Op::Watch(_) => {
+                    n_launches += 1;
+                    watched.extend(args.iter().copied());
+                }
+                _ => (),
+            }
+        }
+        let missing: Vec<&str> =
+            made.difference(&watched).map(|&it| plan.buffers[it].name.as_str()).collect();
+        assert!(missing.is_empty(), "{recipe}: {missing:?} are not watched");
+        assert!(watched.len() > 7 * 32, "{recipe}: {} amaxes", watched.len());
+        assert!(n_launches <= 4, "{recipe}: {n_launches} launches");
+        let summary = Summary::of(&plan);
+        assert_eq!(calls(&summary, "dp", "all_reduce"), 1, "{recipe}: the loss");
+    }
+}
+
 #[test]
 fn fp8_sends_three_quarters_of_the_bytes_of_bf16() {
     let summary = |set: &[(&str, &str)]| Summary::of(&compile(&example("llama3-8b"), "2x4", set));

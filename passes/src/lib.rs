@@ -19,6 +19,7 @@ pub mod rematerialize;
 pub mod round_cuts;
 pub mod schedule_overlap;
 pub mod update;
+pub mod watch_amaxes;
 
 use ir::Graph;
 
@@ -39,6 +40,7 @@ pub use rematerialize::Rematerialize;
 pub use round_cuts::RoundCuts;
 pub use schedule_overlap::ScheduleOverlap;
 pub use update::Update;
+pub use watch_amaxes::WatchAmaxes;
 
 /// Passes over graphs, in the order of the pipeline.
 pub const GRAPH_PASSES: &[&dyn Pass<Graph>] = &[
@@ -48,6 +50,7 @@ pub const GRAPH_PASSES: &[&dyn Pass<Graph>] = &[
     &Quantize,
     &PropagateShardings,
     &ChooseAmaxGroups,
+    &WatchAmaxes,
     &InsertCollectives,
     &Cse,
     &Rematerialize,

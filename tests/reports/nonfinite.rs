@@ -36,7 +36,11 @@ struct Run {
 
 impl Run {
     fn new(mesh: &str, set: &[(&str, &str)]) -> Run {
-        let session = start(&compile(MODEL, mesh, set));
+        Run::of(MODEL, mesh, set)
+    }
+
+    fn of(model: &str, mesh: &str, set: &[(&str, &str)]) -> Run {
+        let session = start(&compile(model, mesh, set));
         let data = Data::synthetic(&session.plan().run, 7);
         Run { session, batches: (0..3).map(|it| data.batch(it).unwrap()).collect() }
     }
@@ -124,5 +128,84 @@ fn the_first_number_that_is_not_finite_is_traced() {
         };
         assert!(found[0].contains("norm.weight"), "{}", found[0]);
         assert!(found[0].contains("is not finite before the step"), "{}", found[0]);
+    }
+}
+
+/// Two projections in a row, one of which a recipe quantizes.
+fn two_projections(quantized: &str, recipe: &str) -> String {
+    let recipe_of = |name: &str| if name == quantized { recipe } else { "Bf16" };
+    format!(
+        r#"Model(
+    name: "watched",
+    batch: Global(4),
+    sequence: 128,
+    precision: (compute: bf16),
+    init: Normal(std: 1),
+    schedule: (lr: 1e-2),
+    layers: [
+        Embedding(name: "embed", vocab: 64, dim: 256),
+        Repeat(n: 1, prefix: "layers", body: [
+            Residual(body: [
+                Linear(name: "a", out_features: 256, bias: false, parallel_mode: Column, recipe: {}),
+                Linear(name: "b", out_features: 256, bias: false, parallel_mode: Row, recipe: {}),
+            ]),
+        ]),
+        RmsNorm(name: "norm", eps: 1e-5),
+        LmHead(name: "lm_head"),
+        CrossEntropy(),
+    ],
+)"#,
+        recipe_of("a"),
+        recipe_of("b")
+    )
+}
+
+/// Recipes, and whether what stands for an infinite number is finite.
+const RECIPES: [(&str, bool); 5] = [
+    ("DelayedScaling(amax_history_len: 4)", true),
+    ("Float8CurrentScaling()", true),
+    ("Float8BlockScaling()", true),
+    ("MXFP8BlockScaling()", false),
+    ("NVFP4BlockScaling()", false),
+];
+
+/// Makes what is between the projections infinite, in the forward or the backward pass, and all that follows zero.
+#[track_caller]
+fn check_amax(mesh: &str, micro_batches: &str, recipe: (&str, bool), [huge, quantized]: [&str; 2]) {
+    let what = format!("mesh {mesh}, {micro_batches} micro-batches, {recipe:?}, {huge} is huge");
+    let run =
+        Run::of(&two_projections(quantized, recipe.0), mesh, &[("micro_batches", micro_batches)]);
+    assert_eq!(run.step(0).skipped, None, "{what}");
+    let before = state(&run.session);
+    let [huge, zero] = [huge, quantized].map(|it| format!("layers.0.{it}.weight"));
+    let weights = [run.fill(&huge, 3e38), run.fill(&zero, 0.0)];
+    let report = run.step(1);
+    assert_eq!(report.skipped, Some(Skip::Nonfinite), "{what}");
+    let of = |name: &str| report.results.iter().find(|it| it.0 == name).unwrap().1;
+    let is_finite = of("loss").is_finite() && of("grad_norm").is_finite();
+    assert_eq!(is_finite, recipe.1, "{what}: {:?}", report.results);
+    let (_, found) = run.session.search_step(&run.batches[1], 1e-2, 2).unwrap();
+    for text in &found {
+        assert!(text.contains("`matmul"), "{what}: {text}");
+        assert!(text.contains("making `layers.0."), "{what}: {text}");
+        assert!(text.ends_with("its operands are"), "{what}: {text}");
+    }
+    run.put_back(&huge, &weights[0]);
+    run.put_back(&zero, &weights[1]);
+    for (name, after) in state(&run.session) {
+        assert!(after == before[&name], "{what}: `{name}` changed");
+    }
+    assert_eq!(run.step(2).skipped, None, "{what}");
+}
+
+#[test]
+fn a_step_with_an_infinite_amax_is_skipped() {
+    for mesh in ["1", "2x2"] {
+        for micro_batches in ["1", "2"] {
+            for recipe in RECIPES {
+                check_amax(mesh, micro_batches, recipe, ["a", "b"]);
+                check_amax(mesh, micro_batches, recipe, ["b", "a"]);
+            }
+        }
     }
 }

@@ -77,7 +77,7 @@ impl Walk<'_> {
         (self.since(data.inputs[0]) < before).then_some(Some((scaler, before)))
     }
 
-    /// What reads `x` besides `node`, if that is nothing, or the amax that goes into a history.
+    /// What reads `x` besides `node`, if that is nothing, or the amax that goes into a history and may be watched.
     fn others_of(&self, x: Value, node: Node) -> Option<Option<Observer>> {
         if self.n_reads[x] == 1 {
             return Some(None);
@@ -91,7 +91,13 @@ impl Walk<'_> {
         let mut value = data.results[0];
         loop {
             values.push(value);
-            let reader = *self.readers[value].last().filter(|_| self.n_reads[value] == 1)?;
+            let readers = &self.readers[value];
+            let watches = |it: &&Node| matches!(self.graph.nodes[**it].op, Op::Watch(_));
+            let mut others = readers.iter().filter(|it| !watches(it));
+            let (Some(&reader), None) = (others.next(), others.next()) else { return None };
+            if self.n_reads[value] as usize != readers.len() {
+                return None;
+            }
             let data = &self.graph.nodes[reader];
             match data.op {
                 Op::DelayedUpdate(_) => return Some(Some((amax, values))),
