@@ -16,6 +16,7 @@
 //! The connections then stay open as the ranks' [`Control`](crate::comm::control::Control).
 
 mod desk;
+mod guests;
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -132,7 +133,7 @@ fn listen(meeting: &Meeting, tcp: &Tcp, until: Instant) -> Result<(), RunError> 
         limits: meeting.limits,
         turned_away: turned_away.clone(),
     };
-    desk::reserve(meeting.world_size).map_err(|it| meeting.error(it))?;
+    guests::reserve(meeting.world_size).map_err(|it| meeting.error(it))?;
     let started = Builder::new().name("rendezvous".to_string()).spawn(move || desk.run(&listeners));
     started.map_err(|it| meeting.error(format!("no thread can be started: {it}")))?;
     let inner = tcp.inner();
