@@ -138,7 +138,8 @@ pub fn probe(root: &Path, run: &str, rank: u64) -> Result<(), CheckpointError> {
 }
 
 /// Removes what saves that came to nothing left behind, of this run and of others, but not the folder `except`. A
-/// checkpoint that was about to be replaced or removed goes back if there is no other of its step.
+/// checkpoint that was about to be replaced or removed goes back if there is no other of its step. `latest` names the
+/// newest, also if a process ended before it could say so.
 ///
 /// # Errors
 /// If the lock is lost, or the system refuses.
@@ -171,7 +172,26 @@ pub fn remove_leftovers(lock: &FolderLock, except: Option<&Path>) -> Result<(), 
             discard(lock, &path)?;
         }
     }
-    Ok(())
+    match (newest(root)?, checkpoints(root)?.last()) {
+        // Else somebody chose an older one.
+        (Some(path), Some(&step)) if path == root.join(step_name(step)) => {
+            let name = step_name(step);
+            let is_named =
+                fs::read_to_string(root.join(LATEST)).is_ok_and(|it| it.trim_end() == name);
+            if is_named { Ok(()) } else { point_latest(lock, &name) }
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Replaces the content of `latest`.
+fn point_latest(lock: &FolderLock, content: &str) -> Result<(), CheckpointError> {
+    let root = lock.root();
+    let part = root.join(format!(".step-{LATEST}.{}.tmp", lock.run()));
+    fill(&part, content.as_bytes())?;
+    lock.check()?;
+    rename(&part, &root.join(LATEST))?;
+    sync_folder(root)
 }
 
 /// Renames what goes, so that nobody takes it for what it was, and removes it.
@@ -303,15 +323,11 @@ impl StepFolder {
         sync_folder(&self.root)?;
         // Before `latest` moves: until then, the newest step is what a run goes on from.
         note(&mut left, self.remove_steps(lock, abandoned))?;
-        let part = self.root.join(format!(".step-{LATEST}.{}.tmp", self.run));
         let this = step_of(&self.name);
         // An import of an older step, or one that could not be removed.
         let is_newest = checkpoints(&self.root)?.last().copied() <= this;
         let latest = if is_newest { self.name.clone() } else { format!("{}\n", self.name) };
-        fill(&part, latest.as_bytes())?;
-        lock.check()?;
-        rename(&part, &self.root.join(LATEST))?;
-        sync_folder(&self.root)?;
+        point_latest(lock, &latest)?;
         if let Some(keep) = keep {
             note(&mut left, self.remove_older(lock, keep))?;
         }
@@ -577,6 +593,17 @@ mod tests {
         assert_eq!(newest(&root), Ok(Some(root.join("step-0"))));
         fs::write(root.join(LATEST), "step-7\n").unwrap();
         assert_eq!(newest(&root), Ok(Some(root.join("step-2"))));
+        // Whoever has the lock corrects what nobody chose.
+        let latest = |before: &str| {
+            fs::write(root.join(LATEST), before).unwrap();
+            remove_leftovers(&lock, None).unwrap();
+            fs::read_to_string(root.join(LATEST)).unwrap()
+        };
+        for (before, after) in
+            [("step-1", "step-2"), ("step-7\n", "step-2"), ("step-1\n", "step-1\n")]
+        {
+            assert_eq!(latest(before), after);
+        }
     }
 
     #[test]
