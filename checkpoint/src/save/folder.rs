@@ -473,8 +473,12 @@ pub(crate) fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), CheckpointEr
     part.push(".tmp");
     let part = PathBuf::from(part);
     fill(&part, bytes)?;
+    let folder = folder_of(path);
+    let fail = |it: io::Error| CheckpointError::io("write", folder, &it);
+    // Opened before: once the last file of a checkpoint has its name, another process may rename the folder.
+    let opened = File::open(folder).map_err(fail)?;
     rename(&part, path).inspect_err(|_| _ = remove(&part))?;
-    sync_folder_of(path)
+    disk::sync(&opened).map_err(fail)
 }
 
 /// Writes a new file, on disk.
