@@ -208,7 +208,8 @@ impl Session {
     /// Ends all ranks, wherever they run, with something that is not an instruction's error; returns
     /// what they end with.
     pub fn fail(&self, error: RunError) -> RunError {
-        self.hosted.fail(error)
+        let first = self.hosted.fail(error);
+        self.ended().unwrap_or(first)
     }
 
     /// Whether rank 0, which reports, is in this process.
