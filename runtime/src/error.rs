@@ -136,15 +136,6 @@ pub enum RunError {
         /// How many there are.
         devices: u32,
     },
-    /// Ranks that only work as threads of one process.
-    #[error(
-        "ranks on the CPU, or compared with it, are threads of one process, and {by} started several; \
-         start planc itself, with `--mesh`"
-    )]
-    OneProcess {
-        /// `torchrun`.
-        by: &'static str,
-    },
     /// A library of NVIDIA's that is not there, or does not load.
     #[error(
         "{library} was not {} (looked in {}); `pip install {package}`, or add its folder to \
@@ -739,7 +730,6 @@ impl RunError {
             RunError::Cuda { .. } => "PL0544",
             RunError::OutOfDeviceMemory { .. } => "PL0545",
             RunError::NoKernel { .. } => "PL0546",
-            RunError::OneProcess { .. } => "PL0547",
             RunError::Compile { .. } => "PL0550",
             RunError::Stuck { .. } => "PL0551",
             RunError::DeviceFault { .. } => "PL0552",
@@ -808,7 +798,6 @@ impl RunError {
             | RunError::Cuda { .. }
             | RunError::OutOfDeviceMemory { .. }
             | RunError::NoKernel { .. }
-            | RunError::OneProcess { .. }
             | RunError::Stuck { .. }
             | RunError::DeviceFault { .. }
             | RunError::LaunchMissing { .. }

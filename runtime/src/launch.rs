@@ -16,6 +16,7 @@ use ir::Digest;
 use ir::model::axes_text;
 use ir::plan::Plan;
 
+use self::rendezvous::pairs::Pairs;
 use self::rendezvous::{Meeting, meet};
 use self::secret::Secret;
 use crate::comm::control::frame::Limits;
@@ -106,8 +107,8 @@ pub struct HostedRank {
     pub rank: u64,
     /// Number among the ranks on this machine: the GPU, if it has one of its own.
     pub local_rank: u32,
-    /// Whether all ranks are in this process.
-    pub threads: bool,
+    /// The way to ranks in other processes; none if all are threads of this one.
+    pub pairs: Option<Arc<Pairs>>,
     /// Its connection.
     pub control: Arc<dyn Control>,
 }
@@ -188,7 +189,7 @@ impl Hosted {
         let ranks = ends.map(|control| HostedRank {
             rank: control.rank(),
             local_rank: control.rank() as u32,
-            threads: true,
+            pairs: None,
             control,
         });
         Hosted { ranks: ranks.collect(), fault }
@@ -221,8 +222,9 @@ impl Hosted {
         let met = meet(&meeting, &fault);
         // Who could not tell the others still ends with its own error.
         let control = fault.get().map_or(met, Err)?;
+        let pairs = Some(Arc::new(Pairs::new(control.clone(), meeting.key())));
         let Process { rank, local_rank, .. } = *process;
-        let ranks = vec![HostedRank { rank, local_rank, threads: false, control }];
+        let ranks = vec![HostedRank { rank, local_rank, pairs, control }];
         Ok(Hosted { fault, ranks })
     }
 
@@ -246,10 +248,15 @@ impl Hosted {
 }
 
 impl HostedRank {
+    /// Whether all ranks are threads of this process.
+    pub fn is_thread(&self) -> bool {
+        self.pairs.is_none()
+    }
+
     /// The GPU, of those that this process sees: that of its number on this machine, or the only one,
     /// since Slurm may show each task its own GPU only.
     pub fn gpu(&self, visible: u32) -> u32 {
-        if visible == 1 && !self.threads { 0 } else { self.local_rank }
+        if visible == 1 && !self.is_thread() { 0 } else { self.local_rank }
     }
 }
 

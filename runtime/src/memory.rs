@@ -26,6 +26,11 @@ impl Bytes {
         Bytes { words: vec![0; len.div_ceil(8)], len }
     }
 
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// All of them.
     pub fn all(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[..self.len]

@@ -61,15 +61,13 @@ impl Place {
                 self.check_device()?;
                 Ok(Hosted::threads(check_ranks(plan)?))
             }
-            Launch::Process(process)
-                if process.world_size > 1
-                    && (self.device == Device::Cpu || self.compare.is_some()) =>
-            {
-                Err(RunError::OneProcess { by: process.by })
-            }
             Launch::Process(process) => {
-                let windows = ("PLANC_NCCL_WINDOWS", u64::from(self.comm_options().windows));
-                let options = options.iter().chain([&windows]);
+                let own = [
+                    ("PLANC_NCCL_WINDOWS", u64::from(self.comm_options().windows)),
+                    ("--device cuda", u64::from(self.device == Device::Cuda)),
+                    ("--compare cpu", u64::from(self.compare.is_some())),
+                ];
+                let options = options.iter().chain(&own);
                 let options = options.map(|(name, it)| (name.to_string(), it.to_string()));
                 let facts = std::iter::once(plan_fact(plan)).chain(options).collect();
                 let own = self.launch.check(plan).and_then(|()| self.check_device());
@@ -86,10 +84,7 @@ impl Place {
     /// Tells the other ranks, if they are other processes, that this one has no plan to run.
     pub fn tell(&self, error: RunError) {
         match &self.launch {
-            // All refuse to run on the CPU.
-            Launch::Process(it) if it.world_size > 1 && self.device == Device::Cuda => {
-                Hosted::tell(it, error);
-            }
+            Launch::Process(it) if it.world_size > 1 => Hosted::tell(it, error),
             Launch::Process(_) | Launch::Threads => (),
         }
     }

@@ -35,8 +35,10 @@ use smallvec::SmallVec;
 
 use crate::backend::cpu::{CpuBackend, CpuOptions};
 use crate::bind::{self, BoundPlan, bind, coord_name, describe};
+use crate::comm::Carrier;
 use crate::comm::control::{Control, Fault, Wish, positions_text};
 use crate::comm::local::World;
+use crate::comm::wire::Wire;
 use crate::data::Batch;
 use crate::error::RunError;
 use crate::exec::{self, Backend, MemoryUse, Span};
@@ -622,7 +624,7 @@ impl Drop for Session {
     }
 }
 
-/// CPU backends that meet in this process.
+/// CPU backends that meet in this process, or across processes.
 pub(crate) fn cpu_backends(
     plan: &Plan,
     options: &SessionOptions,
@@ -633,9 +635,14 @@ pub(crate) fn cpu_backends(
     // A plan that is broken may have communicators that cannot be; it is refused before it is used.
     let world = OnceLock::new();
     let fault = hosted.fault.clone();
-    Arc::new(move |plan, bound, _| {
-        let world = world.get_or_init(|| World::new(plan, &fault));
-        Ok(Box::new(CpuBackend::new(bound.clone(), world.clone(), options)))
+    Arc::new(move |plan, bound, rank| {
+        let carrier: Box<dyn Carrier> = match &rank.pairs {
+            None => Box::new(world.get_or_init(|| World::new(plan, &fault)).clone()),
+            Some(pairs) => {
+                Box::new(Wire::new(bound, pairs.connect()?, pairs.patience(), &pairs.fault())?)
+            }
+        };
+        Ok(Box::new(CpuBackend::new(bound.clone(), carrier, options)))
     })
 }
 
@@ -940,6 +947,7 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
+    use crate::comm::Occasion;
 
     /// One all-gather over eight ranks.
     fn gather() -> Session {
@@ -1006,13 +1014,9 @@ mod tests {
         let job = move |rank: &mut Rank| {
             let index = usize::from(rank.bound.rank == 5);
             let at = bind::At { section: PlanSection::Step, index };
-            let place = {
-                let (comm, group) = rank.bound.groups.iter().next().expect("a group");
-                (comm, group.id, group.index)
-            };
-            world
-                .exchange(place, crate::comm::local::Occasion::Instruction(at), Arc::default())
-                .map(|_| ())
+            let (comm, group) = rank.bound.groups.iter().next().expect("a group");
+            let occasion = Occasion::Instruction(at);
+            world.clone().exchange(comm, group, occasion, Arc::default()).map(|_| ())
         };
         let error = session.on_all(job).expect_err("they differ");
         assert_eq!(error.code(), "PL0512", "{error}");

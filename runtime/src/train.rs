@@ -290,7 +290,7 @@ impl Start {
         on_event: &mut dyn FnMut(Event<'_>),
     ) -> Result<Start, RunError> {
         let first = &hosted.ranks[0];
-        let run = match first.threads {
+        let run = match first.is_thread() {
             true => run_id(),
             false => {
                 let sent =
@@ -313,7 +313,7 @@ impl Start {
             (load, _) => load.clone(),
         };
         let loaded = load.map(|it| Loaded::open(plan, &it)).transpose()?;
-        if let Some(it) = loaded.as_ref().filter(|_| !first.threads) {
+        if let Some(it) = loaded.as_ref().filter(|_| !first.is_thread()) {
             agree(first, it)?;
         }
         // One looks, so that all see the same.
@@ -438,7 +438,7 @@ fn resumed(load: &LoadOptions, rank: &HostedRank) -> Result<Option<LoadOptions>,
         };
         Ok(newest(&load.path)?.map(relative))
     };
-    let found = match rank.threads {
+    let found = match rank.is_thread() {
         true => found()?.unwrap_or_default(),
         false => {
             let sent = match rank.rank {

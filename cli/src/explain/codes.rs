@@ -566,14 +566,6 @@ pub const CODES: &[Code] = &[
         fix: "Change the model, or run with `--device cpu`, which runs every op.",
     },
     Code {
-        code: "PL0547",
-        title: "ranks that must be threads",
-        text: "Ranks on the CPU exchange data through memory, so that they are threads of one process. A \
-               launcher's variables say that this process is one of several.",
-        example: "torchrun --nproc_per_node 2 planc run model.plan --device cpu.",
-        fix: "Start planc without the launcher, or run with `--device cuda`.",
-    },
-    Code {
         code: "PL0550",
         title: "a kernel that does not compile",
         text: "planc compiles its kernels with NVRTC when a plan is loaded. NVRTC does not take one of \
@@ -585,7 +577,8 @@ pub const CODES: &[Code] = &[
     Code {
         code: "PL0551",
         title: "a section that does not end",
-        text: "No stream of the GPU moved for as long as the timeout allows. Collectives wait for all \
+        text: "No stream of the GPU moved, or no data of another CPU rank came, for as long as the timeout \
+               allows. Collectives wait for all \
                ranks, so one that is stuck, gone or very late stops all; no library reports it. The report \
                says which collective each stream had come to.",
         example: "A process that was killed while the others wait for its gradients.",

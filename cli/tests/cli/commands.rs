@@ -400,7 +400,4 @@ fn a_launcher_of_one_process_runs_on_the_cpu() {
     let launch = "--rank 0 --world-size 1 --local-rank 0 --master localhost:1";
     let found = folder.works(&format!("run model.ron --mesh 1 --steps 1 {launch}"));
     assert!(found.contains("trained 1 step"), "{found}");
-    let two =
-        folder.planc("run model.ron --mesh 2 --rank 0 --world-size 2 --local-rank 0 --master a:1");
-    assert!(two.code == 1 && two.stderr.contains("PL0547"), "{}", two.stderr);
 }

@@ -1,25 +1,171 @@
-//! Where rank 0 listens, who it lets in, and the scripts of `docs/gpu.md` that start all ranks.
+//! Where rank 0 listens, who it lets in, the scripts of `docs/gpu.md` that start all ranks, and CPU ranks in several
+//! processes.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead, BufReader, Read, copy, sink};
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
-use crate::{Folder, workspace};
+use crate::{Folder, files_of_any_run, workspace};
 
 const SECRET: (&str, &str) = ("PLANC_JOB_SECRET", "0123456789abcdef");
 
-/// One warning, of rank 0, where others reach it and there is no secret. On the CPU, the run is then refused.
+/// A port that is free, on the loopback.
+fn master() -> String {
+    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|it| it.local_addr());
+    port.expect("a port that is free").to_string()
+}
+
+/// Starts all processes of a run on the CPU, as a launcher does.
+fn start(folder: &Folder, processes: usize, line: &str) -> Vec<Child> {
+    let master = master();
+    let process = |rank: usize| {
+        Command::new(env!("CARGO_BIN_EXE_planc"))
+            .args(line.split_whitespace())
+            .args(["--world-size", &processes.to_string(), "--rank", &rank.to_string()])
+            .args(["--local-rank", &rank.to_string(), "--master", &master])
+            .current_dir(&folder.0)
+            .envs([SECRET, ("NO_COLOR", "1")])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("planc starts")
+    };
+    (0..processes).map(process).collect()
+}
+
+/// Sends a signal.
+fn send(process: &Child, signal: &str) {
+    let line = format!("kill -{signal} {}", process.id());
+    Command::new("sh").arg("-c").arg(line).status().expect("sh starts");
+}
+
+/// Waits until rank 0 has printed a step. The pipe is then to be read to its end, so that it is never full.
+fn wait_for_a_step(processes: &mut [Child]) -> BufReader<ChildStdout> {
+    let mut out = BufReader::new(processes[0].stdout.take().expect("a pipe"));
+    let mut line = String::new();
+    while !line.starts_with("step:") {
+        line.clear();
+        assert!(out.read_line(&mut line).expect("text") > 0, "the run goes on");
+    }
+    out
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Losses, norms and checkpoints of one process with threads are those of as many processes as ranks.
+#[test]
+fn cpu_ranks_in_processes_compute_the_same() {
+    let fp8 = "--set recipe=Float8CurrentScaling() --set batch=Global(2) --set sequence=64";
+    for (mesh, processes, set) in
+        [("2", 2, ""), ("2x2", 4, ""), ("1x2", 2, fp8), ("2", 2, fp8), ("2x2", 4, fp8)]
+    {
+        let test = format!("launch_same_{mesh}_{}", set.len());
+        let folder = Folder::new(&test, &[]);
+        let run = format!("run model.ron --mesh {mesh} --steps 4 {set} --metrics");
+        folder.works(&format!("{run} threads.jsonl --save threads"));
+        let ranks = start(&folder, processes, &format!("{run} processes.jsonl --save processes"));
+        for (rank, process) in ranks.into_iter().enumerate() {
+            let Output { status, stdout, stderr } = process.wait_with_output().expect("it ends");
+            assert_eq!((status.code(), text(&stderr).as_str()), (Some(0), ""), "{test}");
+            assert!(rank == 0 || stdout.is_empty(), "{}", text(&stdout));
+        }
+        let numbers = |name: &str| -> Vec<String> {
+            let line = |it: &str| {
+                let it: serde_json::Value = serde_json::from_str(it).expect("JSON");
+                format!("{} {} {}", it["step"], it["loss"], it["grad_norm"])
+            };
+            folder.read(name).lines().map(line).collect()
+        };
+        assert_eq!(numbers("processes.jsonl"), numbers("threads.jsonl"), "{test}");
+        let saved = |name: &str| -> BTreeMap<String, Vec<u8>> {
+            files_of_any_run(&folder.0.join(name).join("step-4"))
+        };
+        let (threads, processes) = (saved("threads"), saved("processes"));
+        assert!(threads.keys().eq(processes.keys()), "{test}");
+        let differ: Vec<&String> =
+            threads.keys().filter(|&it| threads[it] != processes[it]).collect();
+        assert_eq!(differ, Vec::<&String>::new(), "{test}");
+    }
+}
+
+/// Whichever rank is killed, the others say so and end.
+#[test]
+fn a_killed_process_ends_the_others_on_the_cpu() {
+    let folder = Folder::new("launch_killed", &[]);
+    for killed in 0..4 {
+        let mut ranks = start(&folder, 4, "run model.ron --mesh 2x2 --steps 1000000");
+        let mut out = wait_for_a_step(&mut ranks);
+        ranks[killed].kill().expect("it runs");
+        copy(&mut out, &mut sink()).expect("it ends");
+        for (rank, process) in ranks.into_iter().enumerate() {
+            let Output { status, stderr, .. } = process.wait_with_output().expect("it ends");
+            if rank != killed {
+                let stderr = text(&stderr);
+                assert_eq!(status.code(), Some(1), "{stderr}");
+                assert!(
+                    stderr.contains("PL0565") && stderr.contains(&format!("rank {killed} (")),
+                    "rank {rank}: {stderr}"
+                );
+            }
+        }
+    }
+}
+
+/// A process that stands still says nothing; the others tell where all ranks were.
+#[test]
+fn a_stopped_process_ends_the_others_on_the_cpu() {
+    let folder = Folder::new("launch_stopped", &[]);
+    let mut ranks = start(&folder, 2, "run model.ron --mesh 2 --steps 1000000 --timeout 5");
+    let mut out = wait_for_a_step(&mut ranks);
+    send(&ranks[1], "STOP");
+    copy(&mut out, &mut sink()).expect("it ends");
+    let stopped = ranks.remove(1);
+    let Output { status, stderr, .. } = ranks.remove(0).wait_with_output().expect("it ends");
+    send(&stopped, "KILL");
+    stopped.wait_with_output().expect("it has ended");
+    let stderr = crate::unwrapped(&text(&stderr));
+    assert_eq!(status.code(), Some(1), "{stderr}");
+    assert!(stderr.contains("PL0551") && stderr.contains("waits for rank 1"), "{stderr}");
+    assert!(stderr.contains("when it ended: rank 0 at "), "{stderr}");
+    assert!(stderr.contains("rank 1 gave no answer"), "{stderr}");
+}
+
+/// The signal comes to one process, and all finish the same step, which is saved.
+#[test]
+fn a_signal_to_one_process_stops_all_on_the_cpu() {
+    for signalled in [0, 3] {
+        let folder = Folder::new(&format!("launch_term_{signalled}"), &[]);
+        let mut ranks = start(&folder, 4, "run model.ron --mesh 2x2 --steps 1000000 --save ckpt");
+        let mut out = wait_for_a_step(&mut ranks);
+        send(&ranks[signalled], "TERM");
+        let mut rest = String::new();
+        out.read_to_string(&mut rest).expect("text");
+        for process in ranks {
+            let Output { status, stderr, .. } = process.wait_with_output().expect("it ends");
+            assert_eq!((status.code(), text(&stderr).as_str()), (Some(143), ""));
+        }
+        let step = folder.read("ckpt/latest").replace("step-", "");
+        assert!(rest.contains(&format!("SIGTERM: stopped after step {step} of")), "{rest}");
+        folder.works("ckpt verify ckpt");
+    }
+}
+
+/// One warning, of rank 0, where others reach it and there is no secret. The other rank never comes.
 #[test]
 fn rank_0_warns_once_without_a_secret() {
     let folder = Folder::new("launch_warns", &[]);
     let check = |rank: u32, master: &str, more: &str, env: &[(&str, &str)], warnings: usize| {
         let line = format!(
-            "run model.ron --mesh 2 --rank {rank} --world-size 2 --local-rank 0 --master {master} {more}"
+            "run model.ron --mesh 2 --rank {rank} --world-size 2 --local-rank 0 --master {master} --timeout 1 {more}"
         );
         let ran = folder.planc_with(&line, env);
         let found = ran.stderr.matches("warning: there is no job secret").count();
         assert_eq!((ran.code, found), (1, warnings), "{line}: {}", ran.stderr);
-        assert!(ran.stderr.contains("PL0547"), "{}", ran.stderr);
+        assert!(ran.stderr.contains("PL0563"), "{}", ran.stderr);
     };
     check(0, "10.0.0.5:29500", "", &[], 1);
     check(1, "10.0.0.5:29500", "", &[], 0);

@@ -27,6 +27,7 @@ mod streams;
 mod verify;
 mod wording;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -124,4 +125,26 @@ fn unwrapped(text: &str) -> String {
 /// A file of the workspace.
 fn workspace(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("it is there");
+    entries.map(|it| it.expect("readable").file_name().into_string().expect("text")).collect()
+}
+
+/// The files of a checkpoint, with the name of the run left out, which each run chooses anew.
+fn files_of_any_run(step: &Path) -> BTreeMap<String, Vec<u8>> {
+    let read = |name: String| {
+        let mut bytes = fs::read(step.join(&name)).expect("readable");
+        let head = format!("{}.", step.file_name().expect("it has a name").to_string_lossy());
+        let mut at = 0;
+        while let Some(found) = bytes[at..].windows(head.len()).position(|it| it == head.as_bytes())
+        {
+            at += found + head.len();
+            let end = (at + 8).min(bytes.len());
+            bytes[at..end].fill(b'x');
+        }
+        (name, bytes)
+    };
+    names(step).into_iter().map(read).collect()
 }

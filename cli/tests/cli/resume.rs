@@ -1,13 +1,12 @@
 //! `planc run --save` and `--load`, and what is left when the process or the disk gives up.
 
 use std::fs;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::Folder;
+use crate::{Folder, names};
 
 /// Lines of a run with `--format json`.
 fn lines(text: &str) -> Vec<Value> {
@@ -381,9 +380,4 @@ fn a_killed_run_leaves_its_last_checkpoint() {
     folder.works(&format!("{RUN} --steps {} --load ckpt --save ckpt", last + 1));
     let left = names(&folder.0.join("ckpt"));
     assert!(left.iter().all(|it| !it.starts_with('.')), "{left:?}");
-}
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).expect("it is there");
-    entries.map(|it| it.expect("readable").file_name().into_string().expect("text")).collect()
 }

@@ -1,4 +1,4 @@
-//! The CPU backend: arenas at the planned offsets, ops by `kernels`, collectives among threads.
+//! The CPU backend: arenas at the planned offsets, ops by `kernels`, collectives among threads or processes.
 //!
 //! It is built so that a wrong plan gives wrong numbers on a laptop. Memory is used at the planned
 //! offsets, so overlapping lifetimes clobber each other. Work is queued per stream, and queues are
@@ -23,7 +23,7 @@ use ir::quant::Format;
 use smallvec::SmallVec;
 
 use crate::bind::{At, BoundBuffer, BoundPart, BoundPlan, CollectiveCall, ComputeCall, CopyCall};
-use crate::comm::local::{Occasion, Post, World};
+use crate::comm::{Carrier, Occasion, Post};
 use crate::error::RunError;
 use crate::exec::{Backend, MemoryUse, Span};
 use crate::memory::{Bytes, Scratch};
@@ -41,7 +41,7 @@ pub struct CpuOptions {
 #[derive(Debug)]
 pub struct CpuBackend {
     plan: Arc<BoundPlan>,
-    world: Arc<World>,
+    carrier: Box<dyn Carrier>,
     options: CpuOptions,
     memory: Memory,
     scratch: Scratch,
@@ -100,7 +100,7 @@ const EXACT: u32 = 1 << f32::MANTISSA_DIGITS;
 
 impl CpuBackend {
     /// A backend for one rank, with its arenas zeroed.
-    pub fn new(plan: Arc<BoundPlan>, world: Arc<World>, options: CpuOptions) -> CpuBackend {
+    pub fn new(plan: Arc<BoundPlan>, carrier: Box<dyn Carrier>, options: CpuOptions) -> CpuBackend {
         let [persistent, step] = plan.arenas.map(|it| Bytes::zeroed(it as usize));
         let carried = plan.buffers.values().filter(|it| it.role == Role::Carried);
         let mut carried: Vec<(usize, usize)> =
@@ -110,7 +110,7 @@ impl CpuBackend {
             memory: Memory { persistent, step },
             queues: Queues::new(plan.streams),
             plan,
-            world,
+            carrier,
             options,
             scratch: Scratch::default(),
             posts: Vec::new(),
@@ -182,9 +182,8 @@ impl CpuBackend {
         let posts = match alone {
             true => None,
             false => {
-                let place = (call.comm, group.id, group.index);
                 let occasion = Occasion::Instruction(call.at);
-                Some(self.world.exchange(place, occasion, post.clone())?)
+                Some(self.carrier.exchange(call.comm, group, occasion, post.clone())?)
             }
         };
         for (i, part) in call.parts.iter().enumerate() {
@@ -400,9 +399,8 @@ impl Backend for CpuBackend {
         if group.index == root {
             post.assign(self.memory.bytes(bound));
         }
-        let place = (comm, group.id, group.index);
-        let occasion = Occasion::Broadcast(buffer);
-        let posts = self.world.exchange(place, occasion, Arc::new(vec![post]))?;
+        let occasion = Occasion::Broadcast { buffer, root };
+        let posts = self.carrier.exchange(comm, group, occasion, Arc::new(vec![post]))?;
         self.memory.bytes_mut(bound).copy_from_slice(posts[root][0].all());
         Ok(())
     }

@@ -4,40 +4,15 @@
 //! wants. Nothing here depends on timing but who waits for whom. When a rank fails, everyone is woken,
 //! so that no rank waits for one that is gone.
 
-use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use cranelift_entity::PrimaryMap;
-use ir::plan::{Buffer, Comm, Plan};
+use ir::plan::{Comm, Plan};
 
-use crate::bind::At;
+use super::{Carrier, Occasion, Post, Posts};
+use crate::bind::Group;
 use crate::comm::control::{Fault, lock};
 use crate::error::RunError;
-use crate::memory::Bytes;
-
-/// What one rank shows to its group: the sources of a collective's parts.
-pub type Post = Arc<Vec<Bytes>>;
-
-/// The posts of a whole group, in coordinate order.
-pub type Posts = Arc<[Post]>;
-
-/// What ranks meet for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Occasion {
-    /// A collective of the plan.
-    Instruction(At),
-    /// A buffer that one of them has read.
-    Broadcast(Buffer),
-}
-
-impl fmt::Display for Occasion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Occasion::Instruction(at) => write!(f, "{}[{}]", at.section.name(), at.index),
-            Occasion::Broadcast(buffer) => write!(f, "the broadcast of {buffer}"),
-        }
-    }
-}
 
 /// Where the ranks of a plan meet.
 #[derive(Debug)]
@@ -81,21 +56,23 @@ impl World {
         world
     }
 
-    /// Gives `post` and waits for the posts of all other members of the group.
-    pub fn exchange(
-        &self,
-        (comm, group, member): (Comm, usize, usize),
-        occasion: Occasion,
-        post: Post,
-    ) -> Result<Posts, RunError> {
-        self.meetings[comm][group].exchange(member, occasion, post)
-    }
-
     fn stop(&self) {
         for meeting in self.meetings.values().flatten() {
             lock(&meeting.state).stopped = true;
             meeting.changed.notify_all();
         }
+    }
+}
+
+impl Carrier for Arc<World> {
+    fn exchange(
+        &mut self,
+        comm: Comm,
+        group: &Group,
+        occasion: Occasion,
+        post: Post,
+    ) -> Result<Posts, RunError> {
+        self.meetings[comm][group.id].exchange(group.index, occasion, post)
     }
 }
 

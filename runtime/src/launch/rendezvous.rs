@@ -17,6 +17,7 @@
 
 mod desk;
 mod guests;
+pub mod pairs;
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -101,7 +102,7 @@ impl Meeting<'_> {
         own.chain(self.facts.iter().cloned()).collect()
     }
 
-    fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> Key {
         Key::of(self.master.secret.as_ref(), &self.master.job)
     }
 }

@@ -131,6 +131,12 @@ impl Key {
         Key(hmac(&key))
     }
 
+    /// The key of connections that need a random number of the run as well.
+    pub fn of_run(&self, number: &[u8; NONCE]) -> Key {
+        let key = self.0.clone().chain_update("planc run ").chain_update(number);
+        Key(hmac(&key.finalize().into_bytes()))
+    }
+
     fn labelled(&self, label: &str, sender: Sender, nonces: &Nonces) -> Hmac<Sha256> {
         let sender = match sender {
             Sender::First => " of rank 0",

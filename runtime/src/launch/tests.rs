@@ -179,7 +179,16 @@ fn the_first_host_of_a_list() {
 fn the_gpu_of_a_rank() {
     let rank = Hosted::threads(3).ranks.remove(2);
     assert_eq!((rank.gpu(8), rank.gpu(1)), (2, 2), "a thread is not moved to another's GPU");
-    let process = HostedRank { threads: false, ..rank };
+    let process = Process {
+        by: "the test",
+        rank: 0,
+        world_size: 1,
+        local_rank: 2,
+        master: Master::default(),
+    };
+    let waits = Waits { meeting: Duration::ZERO, answer: Duration::ZERO };
+    let hosted = Hosted::process(&process, Vec::new(), (waits, Limits { data: 0 }), Ok(()));
+    let process = hosted.expect("nobody else is to come").ranks.remove(0);
     assert_eq!((process.gpu(8), process.gpu(1)), (2, 0));
 }
 

@@ -40,6 +40,8 @@ pub enum Message {
     Plan(u64, Wish),
     /// Says that this rank knows of it, to rank 0.
     Agreed,
+    /// Says on which port this rank takes connections for data, to rank 0.
+    Port(u16),
     /// Shows that the sender is alive.
     Beat,
     /// Ends the messages of a rank that is done.
@@ -112,12 +114,16 @@ const BYE: u8 = 9;
 const WISH: u8 = 10;
 const PLAN: u8 = 11;
 const AGREED: u8 = 12;
+const PORT: u8 = 13;
 
 /// Bytes of a wish: 0 to save, else the signal that stops.
 const WISH_LEN: usize = 1;
 
 /// Bytes of a step and a wish.
 const PLAN_LEN: usize = 8 + WISH_LEN;
+
+/// Bytes of a port.
+const PORT_LEN: usize = 2;
 
 /// Bytes of a kind and a length.
 pub const HEAD: usize = 5;
@@ -137,16 +143,22 @@ const DIFFERENCES_MAX: (usize, usize) = (16, 512);
 /// The most facts of a rank, and bytes of each name and value.
 const FACTS_MAX: (usize, usize) = (32, 128);
 
+/// More ranks than any run has.
+const RANKS_MAX: usize = 1 << 20;
+
 /// The most bytes of a message in JSON. Cleaned text doubles at most when it is quoted.
 const JSON_MAX: usize = 32 << 10;
 
 impl Limits {
     /// The limits for the ranks of a plan.
     ///
-    /// The largest broadcast has an algorithm of 64 bytes for each GEMM that differs. An instruction has a few.
+    /// The largest broadcasts have an algorithm of 64 bytes for each GEMM that differs, of which an instruction has a few,
+    /// or an address for each rank.
     pub fn of(plan: &Plan) -> Limits {
         let instructions: usize = plan.sections.iter().map(Vec::len).sum();
-        Limits { data: (64 << 10) + instructions * 1024 }
+        let sizes = plan.mesh.axes.iter().map(|it| it.size as usize);
+        let ranks = sizes.fold(1, usize::saturating_mul);
+        Limits { data: (64 << 10) + instructions * 1024 + ranks.min(RANKS_MAX) * 64 }
     }
 
     /// The length of the payload that a frame with this head has. `InvalidData` is a kind that this sender does
@@ -164,6 +176,7 @@ impl Limits {
             (WISH, Sender::Other) => WISH_LEN,
             (PLAN, Sender::First) => PLAN_LEN,
             (AGREED, Sender::Other) => 0,
+            (PORT, Sender::Other) => PORT_LEN,
             (BEAT | BYE, _) => 0,
             _ => return Err(invalid()),
         };
@@ -189,6 +202,7 @@ impl Message {
             Message::Wish(it) => (WISH, vec![it.to_byte()]),
             Message::Plan(step, it) => (PLAN, [&step.to_le_bytes()[..], &[it.to_byte()]].concat()),
             Message::Agreed => (AGREED, Vec::new()),
+            Message::Port(port) => (PORT, port.to_le_bytes().to_vec()),
             Message::Beat => (BEAT, Vec::new()),
             Message::Bye => (BYE, Vec::new()),
         }
@@ -225,6 +239,7 @@ impl Message {
                 None => return Err(invalid()),
             },
             AGREED => Message::Agreed,
+            PORT => Message::Port(u16::from_le_bytes(payload.try_into().map_err(|_| invalid())?)),
             BEAT => Message::Beat,
             BYE => Message::Bye,
             _ => return Err(invalid()),
@@ -344,15 +359,16 @@ impl Seal {
         res.push(kind);
         res.extend(u32::try_from(payload.len()).expect("messages are short").to_le_bytes());
         res.extend(payload);
-        let tag = self.tag(&res).finalize().into_bytes();
+        let tag = self.mac().chain_update(&res).finalize().into_bytes();
         res.extend(tag);
         res
     }
 
-    fn tag(&mut self, head_and_payload: &[u8]) -> Hmac<Sha256> {
+    /// The tag of the next frame, before its bytes are added.
+    pub(crate) fn mac(&mut self) -> Hmac<Sha256> {
         let mac = self.mac.clone().chain_update(self.next.to_le_bytes());
         self.next += 1;
-        mac.chain_update(head_and_payload)
+        mac
     }
 }
 
@@ -370,6 +386,11 @@ impl Frames {
         Frames { seal, sender, limits }
     }
 
+    /// The seal of all that comes after the frames that were read.
+    pub(crate) fn into_seal(self) -> Seal {
+        self.seal
+    }
+
     /// Returns the bytes of a frame that starts like this, or those of a head while the head is not complete.
     pub fn needs(&self, start: &[u8]) -> io::Result<usize> {
         match start.first_chunk() {
@@ -381,7 +402,7 @@ impl Frames {
     /// The message of a whole frame, which is the next.
     pub fn open(&mut self, mut frame: Vec<u8>) -> io::Result<Message> {
         let tag = frame.split_off(frame.len().checked_sub(TAG).ok_or_else(invalid)?);
-        self.seal.tag(&frame).verify_slice(&tag).map_err(|_| invalid())?;
+        self.seal.mac().chain_update(&frame).verify_slice(&tag).map_err(|_| invalid())?;
         let kind = *frame.first().ok_or_else(invalid)?;
         let payload = frame.get(HEAD..).ok_or_else(invalid)?.to_vec();
         Message::decode(kind, payload)

@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
-use std::net::{Shutdown, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::Builder;
@@ -96,6 +96,8 @@ struct State {
     plans: VecDeque<(u64, Wish)>,
     /// By rank, true if it knows of the newest of them; on rank 0.
     agreed: Vec<bool>,
+    /// By rank, where it takes connections for data; on rank 0.
+    ports: Vec<Option<u16>>,
     /// Connections that are still read.
     readers: usize,
 }
@@ -146,6 +148,7 @@ impl Tcp {
             wish: None,
             plans: VecDeque::new(),
             agreed: vec![false; n_ranks as usize],
+            ports: vec![None; n_ranks as usize],
             readers: 0,
         };
         let inner = Arc::new(Inner {
@@ -274,6 +277,54 @@ impl Inner {
             let waited = self.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// The address of each rank as rank 0 knows it. Ranks that come over the loopback are on the machine of rank 0, which
+    /// has the address that the others reach it at.
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
+        let ip = |it: io::Result<SocketAddr>| it.map(|it| it.ip().to_canonical());
+        let peers = self.peers();
+        let mut ours = peers.iter().filter_map(|it| ip(it.stream.local_addr()).ok());
+        let here = ours.clone().find(|it| !it.is_loopback()).or_else(|| ours.next());
+        let here = here.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
+        let mut res = vec![here; self.n_ranks as usize];
+        for peer in peers {
+            let theirs = ip(peer.stream.peer_addr()).ok().filter(|it| !it.is_loopback());
+            res[peer.rank as usize] = theirs.unwrap_or(here);
+        }
+        res
+    }
+
+    /// The ports of all ranks for data, on rank 0, whose own is `port`.
+    pub(crate) fn ports(&self, port: u16) -> Result<Vec<u16>, RunError> {
+        lock(&self.state).ports[0] = Some(port);
+        let missing = |it: &State| it.ports.iter().position(Option::is_none);
+        let failed = || self.fault.get().is_some();
+        self.wait_until(self.pulse.answer, |it| missing(it).is_none() || failed());
+        let state = lock(&self.state);
+        match missing(&state) {
+            None => Ok(state.ports.iter().flatten().copied().collect()),
+            Some(_) if failed() => Err(RunError::Stopped),
+            Some(rank) => {
+                drop(state);
+                Err(self.gone(rank as u64, "does not take connections for data"))
+            }
+        }
+    }
+
+    /// The error of a rank that this one waits for in vain.
+    pub(crate) fn gone(&self, rank: u64, how: &str) -> RunError {
+        let state = lock(&self.state);
+        let host = state.peers[rank as usize].as_ref().map_or("?", |it| &it.host).to_string();
+        RunError::RankGone { rank, host, how: how.to_string() }
+    }
+
+    pub(crate) fn pulse(&self) -> Pulse {
+        self.pulse
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        self.limits
     }
 
     /// The ranks that have not come to rank 0.
@@ -418,6 +469,7 @@ impl Inner {
                 let _ = peer.send(&Message::Agreed);
             }
             Message::Agreed => lock(&self.state).agreed[peer.rank as usize] = true,
+            Message::Port(port) => lock(&self.state).ports[peer.rank as usize] = Some(port),
             // A process ends with the first failure, so that this is the only one that it keeps.
             Message::Fail(failure) if self.fault.get().is_none() => {
                 self.fault.raise(remote(failure));
@@ -589,10 +641,10 @@ impl Control for Tcp {
             None => Ok(due),
             Some(_) if inner.fault.get().is_some() => Err(RunError::Stopped),
             Some(rank) => {
-                let host = state.peers[rank].as_ref().map_or("?", |it| &it.host).to_string();
+                drop(state);
                 let seconds = inner.pulse.answer.as_secs();
                 let how = format!("has not answered for {seconds} s that it knows of a signal");
-                Err(RunError::RankGone { rank: rank as u64, host, how })
+                Err(inner.gone(rank as u64, &how))
             }
         }
     }

@@ -1,0 +1,210 @@
+//! Connections for data: one between any two processes of a run on the CPU.
+//!
+//! Rank 0 tells all ranks a random number, and the address of each rank as it knows it from the rendezvous. Each rank listens
+//! there, on a port that the system chooses and that rank 0 passes on. Of two ranks, the higher one connects. Both prove
+//! themselves as at the rendezvous, with a key that is made of the job's and of the random number. Only ranks that rank
+//! 0 took in know that number, so that without a secret nobody else joins here either.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{self, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::guests::{Guests, reserve};
+use super::{Timed, exchange};
+use crate::comm::control::frame::{Hello, Message, Sender};
+use crate::comm::control::tcp::{Link, Tcp};
+use crate::comm::control::{Control, Fault};
+use crate::error::RunError;
+use crate::launch::secret::{Key, NONCE, nonce};
+
+/// The time that ranks take to connect at most. All have met before, and are at this point at once.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// The time of one try, after which a rank looks whether the run has failed.
+const TRY: Duration = Duration::from_secs(2);
+
+/// The time between two tries.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The descriptors of a rank for each other one: for messages, and for both directions of data.
+const DESCRIPTORS: u64 = 3;
+
+/// A rank's way to ranks in other processes, which it has met.
+#[derive(Debug)]
+pub struct Pairs {
+    tcp: Arc<Tcp>,
+    key: Key,
+}
+
+/// The words of rank 0 before any rank listens.
+#[derive(Serialize, Deserialize)]
+struct Places {
+    nonce: [u8; NONCE],
+    /// By rank.
+    addresses: Vec<IpAddr>,
+}
+
+impl Pairs {
+    pub(crate) fn new(tcp: Arc<Tcp>, key: Key) -> Pairs {
+        Pairs { tcp, key }
+    }
+
+    /// What is raised when a rank fails.
+    pub(crate) fn fault(&self) -> Arc<Fault> {
+        self.tcp.fault_handle()
+    }
+
+    /// The time for which a rank waits for data.
+    pub(crate) fn patience(&self) -> Duration {
+        self.tcp.inner().pulse().answer
+    }
+
+    /// Connects to every other rank; returns the connections by rank. All ranks call it.
+    pub(crate) fn connect(&self) -> Result<Vec<Option<Link>>, RunError> {
+        let (tcp, inner) = (&*self.tcp, self.tcp.inner());
+        let (rank, n_ranks) = (tcp.rank() as usize, tcp.n_ranks() as usize);
+        if n_ranks == 1 {
+            return Ok(vec![None]);
+        }
+        reserve(DESCRIPTORS * tcp.n_ranks()).map_err(|it| at("this machine", it))?;
+        let places = match rank {
+            0 => {
+                let nonce = nonce().map_err(|it| at("this machine", it.to_string()))?;
+                Some(Places { nonce, addresses: inner.addresses() })
+            }
+            _ => None,
+        };
+        let Places { nonce, addresses } = self.told(places, |it: &Places| it.addresses.len())?;
+        let bound = TcpListener::bind((addresses[rank], 0));
+        let listener = bound.and_then(|it| it.set_nonblocking(true).map(|()| it));
+        let own = |it: io::Error| at(addresses[rank], format!("rank {rank} cannot listen: {it}"));
+        let listener = listener.map_err(own)?;
+        let port = listener.local_addr().map_err(own)?.port();
+        let ports = match rank {
+            0 => Some(inner.ports(port)?),
+            _ => {
+                inner.send_all(&Message::Port(port));
+                None
+            }
+        };
+        let ports = self.told(ports, Vec::len)?;
+        let key = self.key.of_run(&nonce);
+        let until = Instant::now() + LIMIT.min(self.patience());
+        let mut links = scope(|scope| -> Result<BTreeMap<u64, Link>, RunError> {
+            let above = scope.spawn(|| self.ending(self.accept(listener, &key, until)));
+            let below = (0..rank).map(|it| {
+                let address = SocketAddr::new(addresses[it], ports[it]);
+                Ok((it as u64, self.call((it, address), &key, until)?))
+            });
+            let below = self.ending(below.collect::<Result<Vec<(u64, Link)>, RunError>>());
+            let mut links = above.join().expect("it does not panic")?;
+            links.extend(below?);
+            Ok(links)
+        })?;
+        Ok((0..n_ranks as u64).map(|it| links.remove(&it)).collect())
+    }
+
+    /// What rank 0 gives, on all ranks, if it has as many entries as there are ranks.
+    fn told<T: Serialize + DeserializeOwned>(
+        &self,
+        given: Option<T>,
+        entries: impl Fn(&T) -> usize,
+    ) -> Result<T, RunError> {
+        let given = given.map(|it| serde_json::to_vec(&it).expect("numbers and text are JSON"));
+        let bytes = self.tcp.broadcast(given)?;
+        let value = serde_json::from_slice(&bytes).ok();
+        let value = value.filter(|it| entries(it) as u64 == self.tcp.n_ranks());
+        value.ok_or_else(|| self.tcp.inner().gone(0, "sent what is no list of all ranks"))
+    }
+
+    /// Ends all ranks if it is an error: the other half of this rank waits for them.
+    fn ending<T>(&self, result: Result<T, RunError>) -> Result<T, RunError> {
+        result.map_err(|error| {
+            if error != RunError::Stopped {
+                self.tcp.fail(error);
+            }
+            RunError::Stopped
+        })
+    }
+
+    /// The connections of all higher ranks. Whoever else comes is dropped.
+    fn accept(
+        &self,
+        listener: TcpListener,
+        key: &Key,
+        until: Instant,
+    ) -> Result<BTreeMap<u64, Link>, RunError> {
+        let mut missing: BTreeSet<u64> = (self.tcp.rank() + 1..self.tcp.n_ranks()).collect();
+        let mut guests = Guests::new(key.clone(), self.tcp.inner().limits());
+        let (listeners, mut links) = ([listener], BTreeMap::new());
+        while let Some(&next) = missing.first() {
+            if self.tcp.fault().is_some() {
+                return Err(RunError::Stopped);
+            }
+            if Instant::now() > until {
+                return Err(self.tcp.inner().gone(next, "does not connect to exchange data"));
+            }
+            for (hello, link) in guests.hear(&listeners) {
+                if missing.remove(&hello.rank) {
+                    links.insert(hello.rank, link);
+                }
+            }
+        }
+        Ok(links)
+    }
+
+    /// The connection to a lower rank.
+    fn call(
+        &self,
+        (rank, address): (usize, SocketAddr),
+        key: &Key,
+        until: Instant,
+    ) -> Result<Link, RunError> {
+        loop {
+            if self.tcp.fault().is_some() {
+                return Err(RunError::Stopped);
+            }
+            match self.dial(address, key) {
+                Ok(link) => return Ok(link),
+                Err(_) if Instant::now() < until => sleep(PAUSE),
+                Err(error) => {
+                    let ranks = format!("rank {} does not reach rank {rank}", self.tcp.rank());
+                    return Err(at(
+                        address,
+                        format!(
+                            "{ranks} to exchange data: {error}; ranks on the CPU connect to each other, on ports \
+                             that the system chooses: let them through"
+                        ),
+                    ));
+                }
+            }
+        }
+    }
+
+    fn dial(&self, address: SocketAddr, key: &Key) -> io::Result<Link> {
+        let until = Instant::now() + TRY;
+        let stream = TcpStream::connect_timeout(&address, TRY)?;
+        let mut timed = Timed { stream: &stream, until };
+        let (nonces, proof) = exchange(&mut timed)?;
+        if !key.accepts(Sender::First, &nonces, &proof) {
+            return Err(io::Error::other("another program answers"));
+        }
+        let mut out = key.seal(Sender::Other, &nonces);
+        let hello =
+            Hello { rank: self.tcp.rank(), host: String::new(), facts: Vec::new(), failed: None };
+        let hello = out.frame(&Message::Hello(hello));
+        timed.write_all(&[&key.proof(Sender::Other, &nonces)[..], &hello].concat())?;
+        let frames = key.frames(Sender::First, &nonces, self.tcp.inner().limits());
+        Ok(Link { stream, out, frames })
+    }
+}
+
+fn at(place: impl ToString, why: String) -> RunError {
+    RunError::Rendezvous { master: place.to_string(), why }
+}
