@@ -12,6 +12,7 @@ mod diagnostics;
 mod diff;
 mod edited;
 mod errors;
+mod faults;
 mod foreign;
 mod hostile;
 mod import;

@@ -37,7 +37,7 @@ fn safetensors(tensors: &[(&str, &[usize], Vec<f32>)]) -> Vec<u8> {
 
 /// `model.ron`; `weights.safetensors`, of which the embedding of word 31 overflows; and `data.bin`, in which only the third
 /// batch has that word.
-fn folder(test: &str) -> Folder {
+pub fn folder(test: &str) -> Folder {
     let folder = Folder::new(test, &[]);
     folder.write("model.ron", MODEL);
     let small =
@@ -53,9 +53,16 @@ fn folder(test: &str) -> Folder {
             ("head.weight", &[32, 16], small(512)),
         ]),
     );
-    let word = |at: u16| if at == 70 { 31 } else { at * 11 % 31 };
-    folder.write("data.bin", (0..260).flat_map(|it| word(it).to_le_bytes()).collect::<Vec<u8>>());
+    folder.write("data.bin", data(8, Some(3)));
     folder
+}
+
+/// Words for so many steps, of which only the batch of step `bad` has word 31.
+pub fn data(steps: u64, bad: Option<u64>) -> Vec<u8> {
+    const BATCH: u64 = 4 * 8;
+    let bad = bad.map(|it| (it - 1) * BATCH + 6);
+    let word = |at: u64| if bad == Some(at) { 31 } else { (at * 11 % 31) as u16 };
+    (0..steps * BATCH + 4).flat_map(|it| word(it).to_le_bytes()).collect()
 }
 
 /// Lines of `--metrics`.
