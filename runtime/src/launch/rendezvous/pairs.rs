@@ -208,3 +208,73 @@ impl Pairs {
 fn at(place: impl ToString, why: String) -> RunError {
     RunError::Rendezvous { master: place.to_string(), why }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::comm::control::frame::Limits;
+    use crate::comm::control::tcp::Pulse;
+
+    /// The pairs of a rank of two that has met nobody.
+    fn pairs(rank: u64) -> Pairs {
+        let terms = (Pulse::default(), Limits { data: 0 });
+        let tcp = Tcp::new((rank, 2), "here", &Arc::default(), terms);
+        Pairs::new(Arc::new(tcp), Key::of(None, "job"))
+    }
+
+    fn listener() -> (TcpListener, SocketAddr) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+        listener.set_nonblocking(true).expect("it is a socket");
+        let address = listener.local_addr().expect("it is bound");
+        (listener, address)
+    }
+
+    /// Of all that connect, the rank that knows the number of the run is taken, and nobody is waited for.
+    #[test]
+    fn data_is_taken_from_ranks_of_the_run_only() {
+        let (listener, address) = listener();
+        let (key, other) = (pairs(0).key.of_run(&[1; NONCE]), pairs(0).key.of_run(&[2; NONCE]));
+        let until = Instant::now() + Duration::from_secs(60);
+        let silent = TcpStream::connect(address).expect("it listens");
+        let mut loud = TcpStream::connect(address).expect("it listens");
+        loud.write_all(b"GET / HTTP/1.1\r\n\r\n").expect("it listens");
+        let links = scope(|scope| {
+            let accepting = scope.spawn(|| pairs(0).accept(listener, &key, until));
+            let error = pairs(1).dial(address, &other).expect_err("it has another number");
+            assert_eq!(error.to_string(), "another program answers");
+            // It does not care who answers, and guesses.
+            let stream = TcpStream::connect(address).expect("it listens");
+            let mut timed = Timed { stream: &stream, until };
+            exchange(&mut timed).expect("rank 0 proves itself first");
+            timed.write_all(&[0; 200]).expect("it listens");
+            // A rank that is not expected.
+            pairs(0).dial(address, &key).expect("it knows the number");
+            pairs(1).dial(address, &key).expect("it knows the number");
+            accepting.join().expect("no panic").expect("rank 1 has come")
+        });
+        assert_eq!(links.keys().collect::<Vec<_>>(), [&1]);
+        drop(silent);
+    }
+
+    /// Ranks that never come are named, and a failure elsewhere ends the wait for them.
+    #[test]
+    fn a_rank_waits_neither_for_ever_nor_when_the_run_has_failed() {
+        let key = pairs(0).key.of_run(&[1; NONCE]);
+        let (listener, address) = listener();
+        let alone = pairs(0);
+        let error = alone.accept(listener, &key, Instant::now()).expect_err("nobody comes");
+        assert_eq!(error.code(), "PL0565");
+        assert!(error.to_string().starts_with("rank 1 (?) does not connect"), "{error}");
+        // Nobody listens there by now.
+        let error = pairs(1).call((0, address), &key, Instant::now()).expect_err("nobody is there");
+        assert_eq!(error.code(), "PL0563");
+        alone.tcp.fail(RunError::NoDriver);
+        let until = Instant::now() + LIMIT;
+        let (listener, address) = self::listener();
+        assert_eq!(alone.accept(listener, &key, until).expect_err("it failed"), RunError::Stopped);
+        assert_eq!(
+            alone.call((1, address), &key, until).expect_err("it failed"),
+            RunError::Stopped
+        );
+    }
+}
