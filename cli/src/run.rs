@@ -144,7 +144,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome<ExitCode> {
     // The session is gone, and with it all that could send more.
     drop(options);
     if args.compare.is_some() {
-        compare::report(&plan, &comparisons, ui)?;
+        compare::report(&plan, &comparisons, speaks.then_some(ui.format))?;
     }
     Ok(stop.map_or(ExitCode::SUCCESS, |it| ExitCode::from(128 + it.signal)))
 }

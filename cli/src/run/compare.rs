@@ -8,20 +8,21 @@ use runtime::backend::compare::Comparison;
 use runtime::bind;
 use serde_json::json;
 
-use crate::report::{Failure, Format, Outcome, Ui, print};
+use crate::report::{Failure, Format, Outcome, print};
 use crate::table::{Align, Table, plural};
 
 /// How many instructions the report lists, of those that are furthest from the CPU's.
 const LISTED: usize = 12;
 
-/// Prints the report; fails if a result differs.
-pub fn report(plan: &Plan, comparisons: &Receiver<Comparison>, ui: &Ui) -> Outcome {
+/// Prints the report, if there is a format for it; fails if a result of a rank of this process differs.
+pub fn report(plan: &Plan, comparisons: &Receiver<Comparison>, format: Option<Format>) -> Outcome {
     let all: Vec<Comparison> = comparisons.try_iter().collect();
     // In the order of the run, on whichever rank it shows first.
     let first = all.iter().find(|it| it.differs());
-    match ui.format {
-        Format::Text => print(&text(plan, &all)),
-        Format::Json => all.iter().for_each(|it| print(&format!("{}\n", as_json(plan, it)))),
+    match format {
+        None => (),
+        Some(Format::Text) => print(&text(plan, &all)),
+        Some(Format::Json) => all.iter().for_each(|it| print(&format!("{}\n", as_json(plan, it)))),
     }
     let Some(first) = first else { return Ok(()) };
     let message = format!(
