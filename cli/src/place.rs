@@ -47,7 +47,7 @@ pub struct PlaceArgs {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Device {
-    /// A thread per rank.
+    /// A thread or a process per rank.
     Cpu,
     /// An NVIDIA GPU per rank.
     Cuda,

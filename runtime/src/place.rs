@@ -1,4 +1,4 @@
-//! Where a plan runs: on CPU threads or on GPUs, in this process or together with others.
+//! Where a plan runs: on the CPU or on GPUs, in this process or together with others.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -20,7 +20,7 @@ use crate::session::{MakeBackend, Session, SessionOptions, check_ranks, cpu_back
 /// What runs instructions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Device {
-    /// A thread per rank.
+    /// A thread or a process per rank.
     #[default]
     Cpu,
     /// An NVIDIA GPU per rank.

@@ -284,8 +284,9 @@ pub const CODES: &[Code] = &[
     Code {
         code: "PL0502",
         title: "more ranks than this machine can run",
-        text: "On the CPU each rank is a thread. A plan for thousands of ranks compiles and can \
-               be inspected anywhere, but running it here would say nothing about the real machine.",
+        text: "Without a launcher each rank is a thread of this process. A plan for thousands of ranks \
+               compiles and can be inspected anywhere, but running it here would say nothing about the \
+               real machine.",
         example: "planc run of a plan for --mesh 1000x1000.",
         fix: "Compile for a smaller mesh: the program is the same, only its shapes differ.",
     },
@@ -624,7 +625,8 @@ pub const CODES: &[Code] = &[
         code: "PL0563",
         title: "the ranks cannot meet",
         text: "Rank 0 listens on the master's port and the others connect to it. A rank did not come in \
-               time, the port is taken by another program or run, or the host cannot be reached.",
+               time, the port is taken by another program or run, or the host cannot be reached. Or CPU \
+               ranks, which also connect to each other to exchange data, cannot do so.",
         example: "One of two nodes was never started; a firewall between the nodes.",
         fix: "Check that all ranks were started and that the master's address is reachable from all \
               nodes; give another port, or more time with --timeout.",
