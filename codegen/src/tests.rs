@@ -324,7 +324,7 @@ fn broken_graphs_are_reported() {
 
 #[test]
 fn an_unfinished_plan_is_not_proved() {
-    let mut plan = compiled(SMALL, &[("dp", 2)]).plan.into_plan();
+    let mut plan = compiled(SMALL, &[("dp", 2), ("tp", 2)]).plan.into_plan();
     plan.phase = Phase::Scheduled;
     let proof = kernels::Proved::of(plan).expect_err("it has no memory");
     let message = "its buffers have no place in memory yet";

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use cranelift_entity::{EntityRef, PrimaryMap};
+use cranelift_entity::PrimaryMap;
 use ir::ops::{BoundAt, CollectiveKind, LocalBound};
 use ir::placement::{AxisSet, Coord, CopyRuns, Mesh, ReduceOp, copy_runs};
 use ir::plan::{

@@ -34,7 +34,7 @@ use kernels::Proved;
 use smallvec::SmallVec;
 
 use crate::backend::cpu::{CpuBackend, CpuOptions};
-use crate::bind::{self, BoundPlan, bind, coord_name, describe};
+use crate::bind::{BoundPlan, bind, coord_name, describe};
 use crate::comm::Carrier;
 use crate::comm::control::{Control, Fault, Wish, positions_text};
 use crate::comm::local::World;
@@ -1013,7 +1013,7 @@ mod tests {
         let world = World::new(session.plan(), &session.hosted.fault);
         let job = move |rank: &mut Rank| {
             let index = usize::from(rank.bound.rank == 5);
-            let at = bind::At { section: PlanSection::Step, index };
+            let at = crate::bind::At { section: PlanSection::Step, index };
             let (comm, group) = rank.bound.groups.iter().next().expect("a group");
             let occasion = Occasion::Instruction(at);
             world.clone().exchange(comm, group, occasion, Arc::default()).map(|_| ())

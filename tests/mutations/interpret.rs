@@ -55,14 +55,12 @@ pub enum Outcome {
 
 /// Runs a plan for a few steps.
 pub fn run(plan: &Plan, schedule: Schedule) -> Outcome {
-    if bind::check(plan).is_err() {
-        return Outcome::Fails;
-    }
-    let bound: Result<Vec<BoundPlan>, _> =
-        (0..plan.mesh.n_ranks()).map(|it| bind::bind(plan, it)).collect();
-    let Ok(bound) = bound else { return Outcome::Fails };
-    // An op that gets operands of other types than it takes may panic.
-    let result = catch_unwind(AssertUnwindSafe(|| Machine::new(plan, bound, schedule).train()));
+    // A mutant may name what is not there, or give an op operands of other types than it takes: that may panic.
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        let ranks = 0..plan.mesh.n_ranks();
+        let bound: Result<Vec<BoundPlan>, _> = ranks.map(|it| bind::bind(plan, it)).collect();
+        Machine::new(plan, bound.map_err(|_| Outcome::Fails)?, schedule).train()
+    }));
     match result {
         Ok(Ok(hash)) => Outcome::Done(hash),
         Ok(Err(outcome)) => outcome,

@@ -151,6 +151,7 @@ fn check_shown(message: &Message) {
         | Message::Wish(_)
         | Message::Plan(..)
         | Message::Agreed
+        | Message::Port(_)
         | Message::Beat
         | Message::Bye => Vec::new(),
     };
