@@ -1,11 +1,13 @@
 //! `planc verify`: proves a plan, and says what was checked; or what does not hold, with a counterexample.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use ir::Digest;
 use ir::plan::Plan;
 use ir::verify::{Counts, NOT_PROVED, Proof, Property};
 use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 use crate::input::{File, Input, ModelArgs};
 use crate::output::{ForceArgs, Format, Output};
@@ -24,7 +26,7 @@ pub struct Args {
     input: PathBuf,
     #[command(flatten)]
     model: ModelArgs,
-    /// A certificate that the plan must be the plan of: its digest is compared, and nothing is written.
+    /// A certificate that the plan must be the plan of: all that it says is compared.
     #[arg(long, value_name = "FILE")]
     certificate: Option<PathBuf>,
     /// Write what was proved into a file, as JSON; nothing is written unless all holds.
@@ -91,54 +93,102 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
     }
     file.check_proof(&proof)?;
     file.tell_edited(&plan, ui);
-    expected.map_or(Ok(()), |it| it.check(&plan))
+    expected.map_or(Ok(()), |it| it.check(&certificate))
 }
 
-/// The digests in a certificate.
+/// The number of differing facts that an error names.
+const MAX_FACTS: usize = 6;
+
+/// A certificate to compare with.
 struct Expected<'a> {
     path: &'a Path,
-    model: Option<String>,
-    digest: String,
+    facts: Value,
 }
 
 impl Expected<'_> {
     fn read(path: &Path) -> Outcome<Expected<'_>> {
         let file = File::read(path)?;
-        let found: Option<serde_json::Value> = serde_json::from_str(&file.text).ok();
-        let text = |name: &str| Some(found.as_ref()?.get(name)?.as_str()?.to_string());
-        let holds = found.as_ref().is_some_and(|it| it["holds"] == true);
-        match text("digest") {
-            Some(digest) if holds => Ok(Expected { path, model: text("model"), digest }),
-            _ => Err(Failure::new("PL0655", "this is no certificate of a plan")
-                .in_file(path)
-                .help("`--write-certificate` writes one")),
+        let facts: Value = serde_json::from_str(&file.text).unwrap_or_default();
+        if facts["digest"].is_string() && facts["holds"] == true {
+            return Ok(Expected { path, facts });
         }
+        Err(Failure::new("PL0655", "this is no certificate of a plan")
+            .in_file(path)
+            .help("`--write-certificate` writes one"))
     }
 
-    /// An error unless it is a certificate of this plan.
-    fn check(&self, plan: &Plan) -> Outcome {
-        let digest = Digest::of_plan(plan).to_string();
-        if self.digest == digest {
+    /// An error unless it says of the plan what `certificate` says.
+    fn check(&self, certificate: &Certificate) -> Outcome {
+        let now = serde_json::to_value(certificate)
+            .map_err(|it| Failure::bug(format!("cannot write JSON: {it}")))?;
+        let (then, now) = (facts(&self.facts), facts(&now));
+        let text = |it: Option<&Value>| it.map_or("absent".to_string(), Value::to_string);
+        let names = then.keys().chain(now.keys().filter(|it| !then.contains_key(*it)));
+        let mut differing: Vec<String> = names
+            .filter(|it| then.get(*it) != now.get(*it))
+            .map(|it| {
+                format!("`{it}` is {}, and of this plan {}", text(then.get(it)), text(now.get(it)))
+            })
+            .collect();
+        if differing.is_empty() {
             return Ok(());
         }
-        let model = plan.model.map(|it| it.to_string());
-        let models = match (&self.model, &model) {
-            (Some(then), Some(now)) if then == now => {
-                "; both are of one model, compiled in two ways".to_string()
-            }
-            (Some(then), Some(now)) => {
-                format!("; the digest of its model is {then}, and of this plan's model {now}")
-            }
-            _ => String::new(),
+        let (message, help) = if then.get("digest") == now.get("digest") {
+            (
+                "the certificate was edited: it is of this plan, and does not say what is proved of it",
+                "prove the plan again with `--write-certificate`",
+            )
+        } else if then.get("model") == now.get("model") && now["model"].is_string() {
+            (
+                "the certificate is of another plan of the same model",
+                "compile as then (options, mesh and version of planc), or write a certificate of this \
+                 plan with `--write-certificate`",
+            )
+        } else {
+            (
+                "the certificate is of another plan",
+                "name the plan that it was written for, or write a certificate of this plan with \
+                 `--write-certificate`",
+            )
         };
-        let message = format!(
-            "the certificate is of another plan: its digest is {}, and this plan's is {digest}{models}",
-            self.digest
-        );
-        let help = "compile as then (options, mesh and version of planc), or write a certificate of this \
-                    plan with `--write-certificate`";
+        let more = differing.len().saturating_sub(MAX_FACTS);
+        differing.truncate(MAX_FACTS);
+        if more > 0 {
+            differing.push(format!("and {more} more facts differ"));
+        }
+        let message = format!("{message}: {}", differing.join("; "));
         Err(Failure::new("PL0655", message).in_file(self.path).help(help))
     }
+}
+
+/// The facts in a certificate by name, as in `properties.races.checked.accesses`. The version of planc is none: each
+/// version proves a plan anew.
+fn facts(certificate: &Value) -> BTreeMap<String, Value> {
+    fn add(name: &str, value: &Value, res: &mut BTreeMap<String, Value>) {
+        let of =
+            |part: &str| if name.is_empty() { part.to_string() } else { format!("{name}.{part}") };
+        match value {
+            Value::Object(fields) => fields.iter().for_each(|(key, it)| add(&of(key), it, res)),
+            Value::Array(items) if items.iter().any(Value::is_object) => {
+                for (i, it) in items.iter().enumerate() {
+                    let part = it["property"].as_str().map_or(i.to_string(), str::to_string);
+                    let key = of(&part);
+                    // Of two lines for one property, none hides the other.
+                    let key = if res.contains_key(&format!("{key}.property")) {
+                        format!("{key}.{i}")
+                    } else {
+                        key
+                    };
+                    add(&key, it, res);
+                }
+            }
+            it => _ = res.insert(name.to_string(), it.clone()),
+        }
+    }
+    let mut res = BTreeMap::new();
+    add("", certificate, &mut res);
+    res.remove("planc");
+    res
 }
 
 impl Certificate<'_> {

@@ -842,8 +842,10 @@ pub const CODES: &[Code] = &[
     Code {
         code: "PL0655",
         title: "a certificate of another plan",
-        text: "`planc verify --certificate FILE` proves a plan and compares its digest with that of a certificate that was \
-               written before. Another digest is another plan: it was edited, or compiled from another model, for \
+        text: "`planc verify --certificate FILE` proves a plan and compares it with a certificate that was written \
+               before: the digests, the mesh, the properties, their claims and counts. Only the version of planc may \
+               differ. The error names the facts that do. A certificate with the same digest was edited. Another \
+               digest is another plan: it was edited, or compiled from another model, for \
                another mesh, with other options or by another planc. The digest of the model says which: it depends on \
                neither the mesh nor on options of compiling.",
         example: "planc verify edited.plan --certificate c.json, where c.json is of model.plan.",

@@ -82,12 +82,31 @@ fn a_certificate_is_compared_and_the_plan_of_another_is_refused() {
     let now = other["digest"].as_str().expect("a digest");
     refused(
         "verify model.ron --mesh 4 --certificate c.json",
-        &[of("digest"), now, "both are of one model"],
+        &[of("digest"), now, "another plan of the same model", "`mesh` is [[\"dp\",2],[\"tp\",2]]"],
     );
     refused(
         "verify model.ron --mesh 2x2 --set schedule.lr=2e-3 --certificate c.json",
-        &[of("digest"), of("model"), "and of this plan's model"],
+        &[of("digest"), of("model"), "the certificate is of another plan: `digest` is"],
     );
+    // A certificate that was edited is not one of the plan, whichever fact was.
+    let races = "`properties.races.checked.ordered pairs` is 1, and of this plan ";
+    let edits: [(&str, Value, &str); 4] = [
+        ("/model", "0".repeat(64).into(), "`model` is \"0000"),
+        ("/coordinates", 5.into(), "`coordinates` is 5, and of this plan 4"),
+        ("/properties/6/checked/ordered pairs", 1.into(), races),
+        ("/properties/0/claim", "all".into(), "`properties.program.claim` is \"all\", and of"),
+    ];
+    for (field, value, expect) in edits {
+        let mut edited = certificate.clone();
+        *edited.pointer_mut(field).unwrap_or_else(|| panic!("{field}: {certificate}")) = value;
+        folder.write("edited.json", edited.to_string());
+        refused("verify model.plan --certificate edited.json", &["was edited", expect]);
+    }
+    let mut fewer = certificate.clone();
+    fewer["properties"].as_array_mut().expect("a list").pop();
+    folder.write("fewer.json", fewer.to_string());
+    let absent = "`properties.kernels.claim` is absent, and of this plan";
+    refused("verify model.plan --certificate fewer.json", &["was edited", absent]);
     folder.write("empty.json", "{}");
     refused("verify model.plan --certificate empty.json", &["no certificate"]);
     let ran = folder.planc("verify model.plan --certificate missing.json");
