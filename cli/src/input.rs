@@ -130,15 +130,18 @@ impl File<'_> {
 
     /// Warns if a plan's text was edited after planc wrote it.
     pub fn tell_edited(&self, plan: &Plan, ui: &Ui) {
-        let Some(stated) = ir::text::stated_digest(&self.text) else { return };
-        let digest = Digest::of_plan(plan);
-        if stated != digest {
-            let message = format!(
-                "`{}` was edited after planc wrote it: it says that its digest is {stated}, and that is {digest}",
-                self.path.display()
-            );
-            print_aside(&warning(ui, None, &message));
-        }
+        let (path, digest) = (self.path.display(), Digest::of_plan(plan));
+        let message = match ir::text::stated_digest(&self.text) {
+            Some(stated) if stated != digest => format!(
+                "`{path}` was edited after planc wrote it: it says that its digest is {stated}, and that is {digest}"
+            ),
+            _ if plan.model.is_none() && ir::text::states_model(&self.text) => format!(
+                "`{path}` has no `digest` line that its `model` line belongs to, so it was edited after planc \
+                 wrote it, and the digest of its model is not known"
+            ),
+            _ => return,
+        };
+        print_aside(&warning(ui, None, &message));
     }
 
     /// An error with the first counterexample, if there is one.

@@ -71,7 +71,8 @@ pub fn parse_graph(text: &str) -> Result<Graph, ParseError> {
     }
 }
 
-/// Reads a plan; inverse of [`print_plan`].
+/// Reads a plan; inverse of [`print_plan`]. A plan that was edited is of no known model: its `model` line is believed
+/// only if its `digest` line is that of the text.
 pub fn parse_plan(text: &str) -> Result<Plan, ParseError> {
     match parse(text)? {
         Program::Plan(plan) => Ok(plan),
@@ -83,6 +84,11 @@ pub fn parse_plan(text: &str) -> Result<Plan, ParseError> {
 pub fn stated_digest(text: &str) -> Option<Digest> {
     let line = text.lines().find_map(|it| it.trim_start().strip_prefix("digest "))?;
     line.split_whitespace().next()?.parse().ok()
+}
+
+/// Returns true if the text of a plan names the digest of a model.
+pub fn states_model(text: &str) -> bool {
+    text.lines().any(|it| it.trim_start().starts_with("model "))
 }
 
 impl fmt::Display for Graph {

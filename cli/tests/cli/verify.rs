@@ -129,14 +129,37 @@ fn a_plan_that_was_edited_is_said_to_be() {
         assert_eq!(ran.code, 0, "{line}: {text}");
         assert!(text.contains("`edited.plan` was edited after planc wrote it"), "{line}: {text}");
     }
-    // Comments and the spacing are nobody's meaning, and a plan without the line claims nothing.
+    // Comments and the spacing are nobody's meaning.
     let plan = folder.read("model.plan");
     folder.write("commented.plan", format!("; a comment\n{plan}"));
     folder.works("verify commented.plan -q");
     let edited = folder.read("edited.plan");
     let lines: Vec<&str> = edited.lines().filter(|it| !it.starts_with("  digest ")).collect();
-    folder.write("undated.plan", lines.join("\n"));
-    folder.works("verify undated.plan -q");
+    // The model's digest of an edited plan is not believed, nor without the line that tells.
+    let forged: Vec<String> = lines
+        .iter()
+        .map(|it| match it.starts_with("  model ") {
+            true => format!("  model {}", "0".repeat(64)),
+            false => it.to_string(),
+        })
+        .collect();
+    folder.write("forged.plan", forged.join("\n"));
+    for line in ["verify forged.plan", "inspect forged.plan", "run forged.plan"] {
+        let ran = folder.planc(line);
+        let text = unwrapped(&ran.stderr);
+        assert_eq!(ran.code, 0, "{line}: {text}");
+        assert!(text.contains("`forged.plan` has no `digest` line"), "{line}: {text}");
+        assert!(!ran.stdout.contains("0000000000"), "{line}: {}", ran.stdout);
+    }
+    for plan in ["edited", "forged"] {
+        let found = folder.planc(&format!("verify {plan}.plan --format json")).stdout;
+        let found: Value = serde_json::from_str(&found).expect("JSON");
+        assert_eq!(found["model"], Value::Null, "{plan}");
+    }
+    // A plan that claims no model needs no line.
+    let unclaimed: Vec<&str> = lines.into_iter().filter(|it| !it.starts_with("  model ")).collect();
+    folder.write("unclaimed.plan", unclaimed.join("\n"));
+    folder.works("verify unclaimed.plan -q");
 }
 
 /// What `verify` says of a plan for 2x2 after an edit: exit code 1, and no certificate.

@@ -30,6 +30,8 @@ struct Draft<'a> {
     names: Names<'a>,
     section: Option<PlanSection>,
     seen: SmallVec<[&'a str; 4]>,
+    /// The digest that the text has of itself.
+    digest: Option<Digest>,
 }
 
 impl<'a> Parser<'a> {
@@ -53,7 +55,7 @@ impl<'a> Parser<'a> {
             run: Run::default(),
         };
         let (names, seen) = (FxHashMap::default(), SmallVec::new());
-        let mut draft = Draft { plan, names, section: None, seen };
+        let mut draft = Draft { plan, names, section: None, seen, digest: None };
         while let Some(start) = self.statement("a statement")? {
             self.plan_statement(&mut draft, start)?;
             self.cursor.end_of_line()?;
@@ -67,6 +69,9 @@ impl<'a> Parser<'a> {
         }
         match plan.exceeds() {
             Some(message) => Err(self.cursor.error(header.span, message)),
+            None if plan.model.is_some() && draft.digest != Some(Digest::of_plan(&plan)) => {
+                Ok(Plan { model: None, ..plan })
+            }
             None => Ok(plan),
         }
     }
@@ -93,11 +98,12 @@ impl<'a> Parser<'a> {
                 draft.plan.model = Some(self.digest()?);
                 Ok(())
             }
-            // The digest of the text as planc wrote it; `stated_digest` finds it.
+            // The digest of the text as planc wrote it.
             "digest" => {
                 self.once(draft, word, span)?;
                 self.cursor.word("`digest`")?;
-                self.digest().map(|_| ())
+                draft.digest = Some(self.digest()?);
+                Ok(())
             }
             "comm" => {
                 self.cursor.word("`comm`")?;
