@@ -4,6 +4,7 @@
 //! model, where serde keeps no spans, so those errors carry a path (`layers[1].body[0].attention`)
 //! and [`ModelError::span`] finds it in the source.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
@@ -134,12 +135,12 @@ pub enum Problem {
         axis: Option<String>,
     },
     /// A mesh with a number of axes for which the model has no names.
-    #[error("the mesh has {found} axes, and the model names the axes of meshes of {known}")]
+    #[error("the mesh has {found} axes, and the model names the axes of {}", meshes_text(.known))]
     AxisCount {
         /// Axes of the mesh.
         found: usize,
-        /// Numbers of axes that have names, as `1 (dp) and 2 (dp, tp)`.
-        known: String,
+        /// Names of the axes of each mesh, by how many there are.
+        known: BTreeMap<usize, Vec<String>>,
     },
     /// A name that is no axis of any mesh of the model.
     #[error("no mesh of this model has an axis `{name}`")]
@@ -409,6 +410,27 @@ fn numbers(range: &Range<u64>) -> String {
     format!("{} to {}", range.start, range.end.saturating_sub(1))
 }
 
+/// `meshes of 1 (dp), 2 (dp, tp)`.
+fn meshes_text(meshes: &BTreeMap<usize, Vec<String>>) -> String {
+    if meshes.is_empty() {
+        return "no mesh".to_string();
+    }
+    let text = meshes.iter().map(|(n, axes)| format!("{n} ({})", axes.join(", ")));
+    format!("meshes of {}", text.collect::<Vec<_>>().join(", "))
+}
+
+/// Advice for a mesh of so many axes, with the mesh of the model that is nearest.
+fn axis_count_help(found: usize, known: &BTreeMap<usize, Vec<String>>) -> String {
+    let name = format!("name the {} in `meshes`", if found == 1 { "axis" } else { "axes" });
+    match known.iter().min_by_key(|it| it.0.abs_diff(found)) {
+        Some((_, axes)) => {
+            let axes: Vec<String> = axes.iter().map(|it| format!("{it}=2")).collect();
+            format!("{name}, or give a mesh that the model has: `--mesh {}`", axes.join(","))
+        }
+        None => name,
+    }
+}
+
 fn which(axis: &Option<String>) -> String {
     axis.as_ref().map_or(String::new(), |it| format!(", {it}"))
 }
@@ -466,7 +488,7 @@ impl ModelError {
             | Problem::UnknownPart { name: field, known, .. }
             | Problem::NoSuchOp { op: field, known }
             | Problem::UnknownValue { name: field, known, .. } => Some(suggest(field, known)),
-            Problem::UnknownAxis { name, known } => Some(match jobs::hint(name) {
+            Problem::UnknownAxis { name, known } => Some(match jobs::hint_unknown(name, known) {
                 Some(hint) => format!("{hint}; this model has the axes {}", known.join(", ")),
                 None => suggest(name, known),
             }),
@@ -485,9 +507,7 @@ impl ModelError {
                 "use a batch that is a multiple of {}, or fewer micro-batches",
                 micro_batches * data_parallel
             )),
-            Problem::AxisCount { .. } => Some(
-                "name the axes in `meshes`, or give them by name: `--mesh dp=2,tp=4`".to_string(),
-            ),
+            Problem::AxisCount { found, known } => Some(axis_count_help(*found, known)),
             Problem::BadMesh { .. } | Problem::EmptyAxis { .. } => {
                 Some("write `8`, `2x4` or `dp=2,tp=4`".to_string())
             }

@@ -34,6 +34,35 @@ pub(super) fn check(graph: &Graph, layout: &Layout) -> Result<(), ModelError> {
     Ok(())
 }
 
+/// A hint for an axis that no mesh of the model has: the axis of the model that has its job, and fields that together
+/// give the job to an axis of this name.
+pub(super) fn hint_unknown(axis: &str, known: &[String]) -> Option<String> {
+    let (usual, fields) = match axis {
+        "data" | "fsdp" => (
+            &["dp", "dp_shard"][..],
+            format!(
+                "meshes: {{1: [\"{axis}\"], 2: [\"{axis}\", \"tp\"]}}, data_parallel: [\"{axis}\"], fsdp: \
+                 (axes: [\"{axis}\"]), tp_mesh: \"tp\""
+            ),
+        ),
+        "tensor" | "model" => (
+            &["tp"][..],
+            format!("meshes: {{1: [\"dp\"], 2: [\"dp\", \"{axis}\"]}}, tp_mesh: \"{axis}\""),
+        ),
+        _ => return hint(axis),
+    };
+    let usual: Vec<String> = usual
+        .iter()
+        .filter(|it| known.iter().any(|other| other == *it))
+        .map(|it| format!("`{it}`"))
+        .collect();
+    let call = match usual.as_slice() {
+        [] => String::new(),
+        usual => format!("call the axis {}, or ", usual.join(" or ")),
+    };
+    Some(format!("{call}write all of `{fields}`"))
+}
+
 /// A hint on how planc does the job that an axis of this name has in other systems.
 pub(super) fn hint(axis: &str) -> Option<String> {
     let data = |fields: &str| {

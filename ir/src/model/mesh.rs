@@ -55,8 +55,7 @@ impl MeshSpec {
         let axes: Vec<MeshAxis> = match self {
             MeshSpec::Sizes(sizes) => {
                 let names = names.get(&sizes.len()).ok_or_else(|| {
-                    let known = names.iter().map(|(n, axes)| format!("{n} ({})", axes.join(", ")));
-                    let known = known.collect::<Vec<String>>().join(", ");
+                    let known = names.clone();
                     Problem::AxisCount { found: sizes.len(), known }.at(At::Mesh)
                 })?;
                 names.iter().zip(sizes).map(|(name, &size)| axis(name, size)).collect()

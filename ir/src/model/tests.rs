@@ -8,7 +8,7 @@ use super::attributes::attributes;
 use super::*;
 use crate::graph::{Checkpoint, ScopeData};
 use crate::ops::{OpKind, Origin};
-use crate::placement::Sharding;
+use crate::placement::{AxisSet, Sharding};
 use crate::quant::{AmaxAlgo, Format, QuantSpec, Role, Scaling};
 use crate::{DType, Graph, Phase, Section};
 
@@ -562,8 +562,8 @@ fn errors_about_axes() {
         "",
         "2x2x2x2",
         "PL0205: the mesh has 4 axes, and the model names the axes of meshes of 1 (dp), 2 (dp, tp), \
-         3 (dp_replicate, dp_shard, tp)\nat: --mesh\nhelp: name the axes in `meshes`, or give them by \
-         name: `--mesh dp=2,tp=4`",
+         3 (dp_replicate, dp_shard, tp)\nat: --mesh\nhelp: name the axes in `meshes`, or give a mesh that \
+         the model has: `--mesh dp_replicate=2,dp_shard=2,tp=2`",
     );
     check_error(
         "",
