@@ -156,23 +156,27 @@ fn choices(variant: &Variant, plan: &Plan, needs: Needs, limit: &Limit<'_>) -> V
         };
         variants::in_parallel(tried, choice).into_iter().flatten().collect()
     };
-    let changes = changes(variant);
-    let mut tried: Vec<(String, Variant)> = Vec::new();
-    for (flags, change) in &changes {
-        let mut changed = variant.clone();
-        change(&mut changed);
-        tried.push((flags.clone(), changed));
-    }
     let ranks = plan.mesh.n_ranks() as u32;
     let per_node = limit.target.map_or(ranks, |it| it.ranks_per_node);
     let meshes = variants::meshes(&variant.model, ranks, per_node).0;
-    for mesh in meshes.into_iter().filter(|it| *it != variant.mesh) {
-        tried.push((format!("--mesh {mesh}"), Variant { mesh, ..variant.clone() }));
-    }
+    let meshes = meshes.into_iter().filter(|it| *it != variant.mesh).map(|mesh| {
+        let flags = format!("--mesh {mesh}");
+        let change: Change = Box::new(move |it| it.mesh = mesh.clone());
+        (flags, change)
+    });
+    let changes: Vec<(String, Change)> = meshes.chain(changes(variant)).collect();
+    let tried: Vec<_> = changes.iter().map(|it| changed(variant, &[it])).collect();
     let mut res = compiled(&tried);
     let fits = |it: &Choice| it.needs.bytes() <= limit.bytes;
     if !res.iter().any(fits) {
-        res.extend(compiled(&together(variant, &tried, &changes, &res)));
+        let all = compiled(&together(variant, &changes, &res));
+        // Where all changes together are not enough, no two are.
+        if all.iter().any(fits) {
+            let excess = needs.bytes() - limit.bytes;
+            res.extend(compiled(&pairs(variant, &changes, &res, (needs, excess))));
+        }
+        let known: Vec<String> = res.iter().map(|it| it.flags.clone()).collect();
+        res.extend(all.into_iter().filter(|it| !known.contains(&it.flags)));
     }
     for factor in [2, 4, 8] {
         if !res.iter().any(fits) {
@@ -189,34 +193,74 @@ fn choices(variant: &Variant, plan: &Plan, needs: Needs, limit: &Limit<'_>) -> V
     res
 }
 
-/// All changes that helped at once, the last of each kind, on this mesh and on the one that helped most.
+/// The flags of some changes, and the variant that has them all.
+fn changed(variant: &Variant, changes: &[&(String, Change)]) -> (String, Variant) {
+    let mut res = variant.clone();
+    changes.iter().for_each(|it| (it.1)(&mut res));
+    let flags: Vec<&str> = changes.iter().map(|it| it.0.as_str()).collect();
+    (flags.join(" "), res)
+}
+
+/// The option that a change sets: two values of one option exclude each other.
+fn option(flags: &str) -> String {
+    match flags.starts_with("--mesh ") {
+        true => "--mesh".to_string(),
+        false => flags.split('=').next().unwrap_or_default().replace('\'', ""),
+    }
+}
+
+/// All changes that helped at once, the last of each option, on this mesh and on the one that helped most.
 fn together(
     variant: &Variant,
-    tried: &[(String, Variant)],
     changes: &[(String, Change)],
     helped: &[Choice],
 ) -> Vec<(String, Variant)> {
-    let kind = |flags: &str| flags.split('=').next().unwrap_or_default().replace('\'', "");
+    let need = |it: &&(String, Change)| {
+        helped.iter().find(|other| other.flags == it.0).map(|it| it.needs.bytes())
+    };
+    let (meshes, others): (Vec<_>, Vec<_>) =
+        changes.iter().filter(|it| need(it).is_some()).partition(|it| option(&it.0) == "--mesh");
     let mut used: Vec<&(String, Change)> = Vec::new();
-    for change in changes.iter().filter(|it| helped.iter().any(|other| other.flags == it.0)) {
-        used.retain(|it| kind(&it.0) != kind(&change.0));
+    for change in others {
+        used.retain(|it| option(&it.0) != option(&change.0));
         used.push(change);
     }
-    let mut all = variant.clone();
-    used.iter().for_each(|it| (it.1)(&mut all));
-    let flags: Vec<&str> = used.iter().map(|it| it.0.as_str()).collect();
-    let flags = flags.join(" ");
-    let meshes = helped.iter().filter(|it| it.flags.starts_with("--mesh"));
-    let mesh = meshes.min_by_key(|it| it.needs.bytes());
-    let mesh = mesh.and_then(|best| tried.iter().find(|it| it.0 == best.flags));
-    let on_mesh = mesh.map(|(mesh, it)| {
-        (format!("{mesh} {flags}"), Variant { mesh: it.mesh.clone(), ..all.clone() })
-    });
-    match (used.len(), on_mesh) {
-        (0, _) => Vec::new(),
-        (1, on_mesh) => on_mesh.into_iter().collect(),
-        (_, on_mesh) => [(flags, all)].into_iter().chain(on_mesh).collect(),
+    let mesh = meshes.into_iter().min_by_key(need);
+    let on_mesh = mesh.map(|it| [&[it], &used[..]].concat());
+    let several = [Some(used), on_mesh].into_iter().flatten().filter(|it| it.len() > 1);
+    several.map(|it| changed(variant, &it)).collect()
+}
+
+/// The number of pairs that are planned. Planning each of all pairs would take seconds.
+const MAX_PAIRS: usize = 6;
+
+/// Pairs of changes that helped: those that save just enough, if what the two save adds up, and those that save most.
+/// `needs` is what a rank needs without them, and by how much that is too much.
+fn pairs(
+    variant: &Variant,
+    changes: &[(String, Change)],
+    helped: &[Choice],
+    (needs, excess): (Needs, u64),
+) -> Vec<(String, Variant)> {
+    let saving = |flags: &str| {
+        let choice = helped.iter().find(|it| it.flags == flags)?;
+        Some(needs.bytes() - choice.needs.bytes())
+    };
+    let saving: Vec<_> = changes.iter().filter_map(|it| Some((it, saving(&it.0)?))).collect();
+    let mut all: Vec<(u64, [&(String, Change); 2])> = Vec::new();
+    for (i, (a, saved)) in saving.iter().enumerate() {
+        let others = saving[i + 1..].iter().filter(|it| option(&it.0.0) != option(&a.0));
+        all.extend(others.map(|(b, more)| (saved + more, [*a, *b])));
     }
+    all.sort_by_key(|it| it.0);
+    let (too_little, enough) = all.split_at(all.partition_point(|it| it.0 < excess));
+    let enough = match enough.len() {
+        0..=MAX_PAIRS => enough.to_vec(),
+        n => [&enough[..MAX_PAIRS / 2], &enough[n - MAX_PAIRS / 2..]].concat(),
+    };
+    // Savings may add up to more than their sum.
+    let strongest = too_little.iter().rev().take(MAX_PAIRS - enough.len());
+    enough.iter().chain(strongest).map(|it| changed(variant, &it.1)).collect()
 }
 
 /// So many times as many ranks, all of them along the first axis that FSDP shards over, or else the first axis.

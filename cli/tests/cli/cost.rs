@@ -84,6 +84,40 @@ fn a_limit_names_the_peak_and_what_would_lower_it() {
     }
 }
 
+/// If no choice is enough, two together may be.
+#[test]
+fn a_limit_that_no_choice_keeps_names_pairs() {
+    let folder = Folder::new("limit_pairs", &[]);
+    let choices = |limit: u64| -> Vec<(String, u64, bool)> {
+        let line = format!(
+            "compile model.ron --mesh 2x2 --set batch=Global(64) --mem-limit {limit} --format json"
+        );
+        let found = json(&folder.planc(&line).stderr);
+        let choices = found["details"]["choices"].as_array().expect("a list").iter();
+        let of_ranks = choices.filter(|it| it["ranks"] == 4);
+        let choice = |it: &serde_json::Value| {
+            let bytes = it["needs"]["planned_bytes"].as_u64().expect("bytes");
+            (it["flags"].as_str().expect("text").to_string(), bytes, it["fits"] == true)
+        };
+        of_ranks.map(choice).collect()
+    };
+    let options = |flags: &str| flags.matches("--set").count() + flags.matches("--mesh").count();
+    let alone = choices(1);
+    let least =
+        alone.iter().filter(|it| options(&it.0) <= 1).map(|it| it.1).min().expect("a choice");
+    let found = choices(least - 1);
+    let pairs: Vec<_> = found.iter().filter(|it| options(&it.0) == 2 && it.2).collect();
+    assert!(!pairs.is_empty(), "{found:?}");
+    // What is named does what it says.
+    let flags = pairs[0].0.replace('\'', "");
+    let mesh = if flags.contains("--mesh") { "" } else { "--mesh 2x2" };
+    let line = format!(
+        "compile model.ron {mesh} --set batch=Global(64) {flags} --mem-limit {}",
+        least - 1
+    );
+    folder.works(&line);
+}
+
 #[test]
 fn a_target_has_so_much_memory() {
     let folder = Folder::new("target_memory", &[]);
