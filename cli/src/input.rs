@@ -236,6 +236,17 @@ impl File<'_> {
         ir::model::parse_with(&self.text, &overrides(&args.overrides)?).map_err(failure)
     }
 
+    /// The error that a model has on any mesh: on one where each axis has one coordinate.
+    pub fn own_failure(&self, model: &Model, args: &ModelArgs) -> Option<Box<Failure>> {
+        let axes = model.meshes.values().next()?;
+        let mesh = MeshSpec::Named(axes.iter().map(|it| (it.clone(), 1)).collect());
+        let graph = match ir::model::elaborate(model, &mesh) {
+            Ok(graph) => graph,
+            Err(it) => return Some(self.overridden_failure(&it, &args.overrides)),
+        };
+        codegen::price(graph, &self.options(args), u64::MAX).err().map(|it| self.pass_failure(&it))
+    }
+
     /// A plan or IR is for one mesh; `--mesh` may repeat it.
     fn check_mesh(&self, mesh: &ir::placement::Mesh, wanted: Option<&str>) -> Outcome {
         let Some(wanted) = wanted else { return Ok(()) };

@@ -158,7 +158,8 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome {
         }
     }
     if res.meshes.is_empty() {
-        return Err(cannot.unwrap_or_else(|| nothing(&res, &model, args)));
+        let own = || file.own_failure(&model, &model_args);
+        return Err(cannot.or_else(own).unwrap_or_else(|| nothing(&res, &model, args)));
     }
     // Where the batch grows with the mesh, steps do not do the same: tokens compare.
     let per_token = |it: &Row| 1.0 / it.prediction.tokens_per_second;

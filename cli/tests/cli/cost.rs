@@ -306,6 +306,12 @@ fn wrong_targets_and_sizes_are_refused() {
     );
     check("inspect model.ron --mesh 2 --target h200", "--html <FILE>");
     check("sweep model.ron --gpus 7 --target h200", "error[PL0654]");
+    // A mistake that every mesh has is the model's own.
+    check("sweep model.ron --gpus 4 --target h200 --set frozen=[\"*norm\"]", "error[PL0209]");
+    check(
+        "sweep model.ron --gpus 4 --target h200 --set frozen=[\"*norm\"]",
+        "matches no parameter",
+    );
     check("sweep model.ron --gpus 0 --target h200", "0 is not in 1..=1048576");
     folder.works("compile model.ron --mesh 1 -q");
     check("sweep model.plan --gpus 8 --target h200", "`model.plan` is for one mesh already");
