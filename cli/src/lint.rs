@@ -8,6 +8,7 @@ use ir::plan::Plan;
 use ir::summary::{Repeated, Summary};
 use serde::Serialize;
 
+use crate::report::{Ui, print_aside, warning};
 use crate::table::{bytes, seconds};
 use crate::target::Needs;
 use crate::variants::{Variant, tp_across_nodes};
@@ -125,6 +126,13 @@ pub fn repeated(summary: &Summary, mesh: &Mesh) -> Vec<Finding> {
         ),
     };
     large.map(finding).collect()
+}
+
+/// Warns of products that several ranks compute alike.
+pub fn tell_repeated(plan: &Plan, ui: &Ui) {
+    for it in repeated(&Summary::of(plan), &plan.mesh) {
+        print_aside(&warning(ui, Some(it.lint.name()), &it.message()));
+    }
 }
 
 /// What there is to say about a model's mesh on a machine.

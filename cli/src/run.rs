@@ -16,6 +16,7 @@ use runtime::{OnNonfinite, Place, RunError, Signals, TokenWidth, TraceOptions, T
 
 use crate::controls::clean;
 use crate::input::{self, PlanArgs};
+use crate::lint;
 use crate::output::{self, ForceArgs, Output, is_same_file};
 use crate::place::{self, PlaceArgs};
 use crate::report::{Failure, Format, Outcome, Ui};
@@ -128,6 +129,9 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome<ExitCode> {
         place::told(args.check_outputs(), &place)?;
     }
     let plan = place::plan(&args.plan, &place, ui)?;
+    if speaks {
+        lint::tell_repeated(&plan, ui);
+    }
     let options = args.options(&plan, place, ui)?;
     // Other processes say what goes wrong, and nothing else.
     let quiet = Ui { quiet: ui.quiet || !speaks, ..*ui };

@@ -8,10 +8,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 use ir::cost::Utilization;
 use ir::model::{MeshSpec, Model, axes_text};
 use ir::plan::{Plan, memory_profile};
+use ir::summary::Summary;
 use serde::Serialize;
 
 use crate::input::{File, ModelArgs};
 use crate::limit;
+use crate::lint::{self, Finding};
 use crate::report::{Failure, Format, Outcome, Ui, print_view};
 use crate::table::{Align, Table, bytes, percent, plural, seconds, short, wrapped};
 use crate::target::{self, Needs, Prediction};
@@ -71,6 +73,9 @@ struct Row {
     prediction: Prediction,
     #[serde(flatten)]
     needs: Needs,
+    /// Products that several ranks compute alike.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    repeated: Vec<Finding>,
     /// The parts of a rank's memory, if the mesh does not fit.
     #[serde(skip_serializing_if = "Option::is_none")]
     too_large: Option<TooLarge>,
@@ -192,6 +197,7 @@ fn row(mesh: &MeshSpec, plan: &Plan, target: &ir::cost::Target, limit: u64) -> O
         axes: axes_text(plan.mesh.user_axes(), ","),
         fits,
         too_large: (!fits).then(|| TooLarge::of(plan)),
+        repeated: lint::repeated(&Summary::of(plan), &plan.mesh),
         global_batch: plan.run.global_batch,
         prediction: Prediction::of(plan, target)?,
         needs,
@@ -330,6 +336,18 @@ fn text(sweep: &Sweep, ui: &Ui) -> String {
     }
     for line in wrapped(&format!("Basis: {}.", best.prediction.basis), 78) {
         res.push_str(&format!("{line}\n"));
+    }
+    let mut repeated = String::new();
+    for row in &sweep.meshes {
+        for it in &row.repeated {
+            let text = format!("{}: {}", row.mesh, it.message());
+            for (i, line) in wrapped(&text, 76).iter().enumerate() {
+                repeated += &format!("{}{line}\n", if i == 0 { "  " } else { "    " });
+            }
+        }
+    }
+    if !repeated.is_empty() {
+        res.push_str(&format!("\nRepeated work\n{repeated}"));
     }
     if sweep.meshes.iter().any(|it| !it.fits) {
         res.push_str(&format!(

@@ -232,6 +232,20 @@ fn work_that_ranks_repeat_is_reported_and_can_be_denied() {
     let [flops, model] = ["flops", "model_flops"].map(|it| summary[it].as_u64().expect("a count"));
     assert_eq!(16 * flops, 8 * model);
     assert!(!folder.works("compile model.ron --mesh 2x2").contains("repeated:"));
+    for line in ["inspect f.plan", "run f.ir --steps 1"] {
+        let ran = folder.planc(line);
+        let what = words.strip_prefix("repeated: ").expect("the lint");
+        assert!(unwrapped(&ran.stderr).contains(what), "{line}: {}", ran.stderr);
+    }
+    // Without a parallel mode, tp ranks compute the same products.
+    let model = "Model(name: \"plain\", batch: Global(8), sequence: 32, layers: [Embedding(name: \"e\", vocab: 64, \
+                 dim: 64), Linear(name: \"a\", out_features: 512), Linear(name: \"b\", out_features: 64), \
+                 LmHead(name: \"h\"), CrossEntropy()])";
+    folder.write("plain.ron", model);
+    let swept = unwrapped(&folder.works("sweep plain.ron --gpus 4 --target h200"));
+    let said = swept.split_once("Repeated work").expect("a section").1;
+    assert!(said.contains("1x4: `") && said.contains("are computed by 4 ranks alike"), "{swept}");
+    assert!(!said.contains("4x1: `"), "{swept}");
 }
 
 #[test]
