@@ -75,7 +75,11 @@ impl Output<'_> {
 
     fn refused(&self, what: &str) -> Outcome {
         let message = format!("`{} {}` {what}", self.flag, self.path.display());
-        Err(Failure::new("PL0613", message).help("name another file, as in `-o model.plan`"))
+        Err(Failure::new("PL0613", message).help(format!(
+            "name another file, as in `{} {}`",
+            self.flag,
+            self.format.example()
+        )))
     }
 
     /// Refuses to write over what is not planc's own and of this format.
@@ -134,6 +138,19 @@ impl Format {
         (Format::Trace, "a trace of planc"),
         (Format::Manual, "a manual page of planc"),
     ];
+
+    /// The name that a file of this format may have.
+    fn example(self) -> &'static str {
+        match self {
+            Format::Program => "other.plan",
+            Format::Page => "page.html",
+            Format::Certificate => "certificate.json",
+            Format::Model => "other.ron",
+            Format::Metrics => "metrics.jsonl",
+            Format::Trace => "trace.json",
+            Format::Manual => "pages",
+        }
+    }
 
     /// Returns true if a file that planc wrote in this format begins like this.
     fn is_in(self, head: &[u8]) -> bool {
