@@ -230,6 +230,13 @@ pub const CODES: &[Code] = &[
               the same work, list it in replicas.",
     },
     Code {
+        code: "PL0219",
+        title: "nothing is trained",
+        text: "All parameters are frozen, by frozen or by trainable: false, so a step would change nothing.",
+        example: "frozen: [\"*\"].",
+        fix: "Leave at least one parameter out of frozen, or write trainable: true for it in parameters.",
+    },
+    Code {
         code: "PL0301",
         title: "no gradient",
         text: "The loss depends on a parameter through something that has no gradient. The largest logit, \

@@ -4,6 +4,7 @@
 //! the data-parallel axes, sequence over the tensor-parallel one under sequence parallelism. All
 //! else, also inside column- and row-parallel regions, follows from these by propagation.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -78,13 +79,17 @@ pub fn elaborate(model: &Model, mesh: &MeshSpec) -> Result<Graph, ModelError> {
         is_in_layer: false,
         labels: None,
         seed: None,
+        gemm_fields: BTreeMap::new(),
     };
     let tokens = cx.input("tokens", batch / u64::from(model.micro_batches));
     cx.labels = Some(cx.input("labels", batch / u64::from(model.micro_batches)));
     cx.chain("layers", &model.layers, smallvec![tokens])?;
     super::params::check_patterns(&cx)?;
+    super::params::check_effects(&cx)?;
+    super::params::check_trained(&cx)?;
     cx.check_checkpoint(&model.checkpoint, 0, At::Path("checkpoint".into()))?;
     super::jobs::check(cx.builder.graph, &layout)?;
+    cx.check_recipes()?;
     if graph.results.is_empty() {
         return Err(Problem::NoLoss.at(At::Path("layers".into())));
     }
@@ -251,6 +256,16 @@ pub struct Cx<'a> {
     pub labels: Option<Value>,
     /// The seed of dropout, once asked for.
     seed: Option<Value>,
+    /// Fields of modules that only GEMMs read, by their place, with the GEMMs that read them in any iteration.
+    gemm_fields: BTreeMap<String, GemmField>,
+}
+
+/// A field of a module that only GEMMs read.
+struct GemmField {
+    /// Its name.
+    field: &'static str,
+    /// True if the module has a GEMM that reads it.
+    is_read: bool,
 }
 
 impl<'a> Cx<'a> {
@@ -349,13 +364,58 @@ impl<'a> Cx<'a> {
         }
         self.sequence_parallel = common.sequence_parallel.unwrap_or(self.sequence_parallel);
         let around = self.names.enter(common.names);
+        let first = self.builder.graph.nodes.len();
         let res = f(self)?;
+        if common.recipe.is_some_and(|it| *it != Recipe::Bf16) {
+            let is_read = self.has_gemm(first, |_| true);
+            self.reads_gemm_field("recipe", is_read);
+        }
+        if common.weight_mesh.is_some() {
+            let is_read = self.has_gemm(first, |recipe| *recipe != Recipe::Bf16);
+            self.reads_gemm_field("weight_mesh", is_read);
+        }
         if let Some((name, known)) = self.names.leave(common.names, around) {
             let module = self.title();
             return Err(self.error("names", Problem::UnknownPart { module, name, known }));
         }
         (self.tp, self.sequence_parallel) = outer;
         Ok(res)
+    }
+
+    /// Returns true if a node from number `first` on is a GEMM of a recipe that fits.
+    fn has_gemm(&self, first: usize, fits: impl Fn(&Recipe) -> bool) -> bool {
+        let graph = &*self.builder.graph;
+        let nodes = graph.nodes.values().skip(first);
+        let mut gemms = nodes.filter(|it| matches!(it.op, Op::Matmul(_)));
+        gemms.any(|it| fits(&graph.scopes[it.scope].recipe))
+    }
+
+    fn reads_gemm_field(&mut self, field: &'static str, is_read: bool) {
+        let place = format!("{}.{field}", self.path);
+        let entry = self.gemm_fields.entry(place).or_insert(GemmField { field, is_read: false });
+        entry.is_read |= is_read;
+    }
+
+    /// Refuses a recipe where there is no GEMM, and a `weight_mesh` where none is quantized.
+    fn check_recipes(&self) -> Result<(), ModelError> {
+        let fail = |place: &str, field: &str| {
+            let why = match field {
+                "recipe" => "nothing here is a GEMM, which is all that a recipe quantizes",
+                _ => "it is of scales of quantized weights, and no recipe quantizes a weight here",
+            };
+            let (field, why) = (field.to_string(), why.to_string());
+            Err(Problem::NoEffect { field, why }.at(At::Path(place.to_string())))
+        };
+        if let Some((place, it)) = self.gemm_fields.iter().find(|it| !it.1.is_read) {
+            return fail(place, it.field);
+        }
+        if self.model.recipe != Recipe::Bf16 && !self.has_gemm(0, |_| true) {
+            return fail("recipe", "recipe");
+        }
+        if self.model.weight_mesh.is_some() && !self.has_gemm(0, |it| *it != Recipe::Bf16) {
+            return fail("weight_mesh", "weight_mesh");
+        }
+        Ok(())
     }
 
     /// Quantizes the module at hand, and what is in it, by `recipe`.

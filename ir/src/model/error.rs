@@ -390,6 +390,9 @@ pub enum Problem {
         /// Why.
         why: String,
     },
+    /// All parameters are frozen.
+    #[error("all parameters are frozen: a step would train nothing")]
+    NothingTrained,
     /// The model computes no loss.
     #[error("the model has no loss; its last layer must be `CrossEntropy`")]
     NoLoss,
@@ -473,6 +476,7 @@ impl ModelError {
             Problem::Range { .. } => "PL0216",
             Problem::NoEffect { .. } => "PL0217",
             Problem::IdleAxis { .. } => "PL0218",
+            Problem::NothingTrained => "PL0219",
         }
     }
 
@@ -522,6 +526,11 @@ impl ModelError {
                 Some(format!("write `\"{axis}\": Replicate` or `\"{axis}\": Shard(dim)`"))
             }
             Problem::Tied { .. } => Some("tied parameters have one shape".to_string()),
+            Problem::NothingTrained => Some(
+                "leave at least one parameter out of `frozen`, or write `trainable: true` for it in \
+                 `parameters`"
+                    .to_string(),
+            ),
             Problem::Override { help, .. } => help.clone(),
             Problem::MissingField { .. }
             | Problem::Syntax { .. }

@@ -122,6 +122,7 @@ impl Layout {
     /// The axes called `names`, as a set.
     pub(super) fn axis_set(&self, names: &[String], path: &str) -> Result<AxisSet, ModelError> {
         names.iter().try_for_each(|it| checked(it, &self.names, path).map(drop))?;
+        once(names, path)?;
         Ok(set(&self.mesh, names))
     }
 
@@ -308,6 +309,7 @@ fn job(
 ) -> Result<Vec<String>, ModelError> {
     match given {
         Some(given) => {
+            once(given, field)?;
             let checked = given
                 .iter()
                 .enumerate()
@@ -315,6 +317,18 @@ fn job(
             checked.collect()
         }
         None => Ok(names.iter().filter(|it| usual.contains(&it.as_str())).cloned().collect()),
+    }
+}
+
+/// Refuses an axis that a list has twice.
+fn once(names: &[String], field: &str) -> Result<(), ModelError> {
+    match (0..names.len()).find(|&i| names[..i].contains(&names[i])) {
+        None => Ok(()),
+        Some(i) => {
+            let why = format!("`{}` is in the list twice", names[i]);
+            let at = At::Path(format!("{field}[{i}]"));
+            Err(Problem::NoEffect { field: format!("{field}[{i}]"), why }.at(at))
+        }
     }
 }
 

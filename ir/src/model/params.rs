@@ -138,6 +138,13 @@ impl Cx<'_> {
             let problem = Problem::Range { field, found: fsdp_dim.to_string(), expected };
             return Err(problem.at(fsdp_dim_at));
         }
+        if let Some((field, ParamOptions { fsdp_dim: Some(_), .. })) = spec.options
+            && (explicit || ndim < 2)
+        {
+            let (dim, why) = ("fsdp_dim".to_string(), FSDP_DIM.to_string());
+            let problem = Problem::NoEffect { field: dim, why };
+            return Err(self.error(&format!("{field}.fsdp_dim"), problem));
+        }
         if !explicit && ndim > 0 {
             let dim = fsdp_dim.min(ndim - 1);
             storage = placement::fsdp(&storage, dim, self.layout.fsdp.iter().copied());
@@ -328,6 +335,51 @@ fn pattern(text: &str, at: impl FnOnce() -> String) -> Result<NamePattern, Model
 fn parameters_at(pattern: &NamePattern) -> At {
     At::Path(format!("parameters[\"{pattern}\"]"))
 }
+
+/// Refuses a model in which no parameter is trained.
+pub(super) fn check_trained(cx: &Cx<'_>) -> Result<(), ModelError> {
+    let params = &cx.builder.graph.params;
+    if params.is_empty() || params.iter().any(|it| it.trainable) {
+        return Ok(());
+    }
+    let field = if cx.model.frozen.is_empty() { "parameters" } else { "frozen" };
+    Err(Problem::NothingTrained.at(At::Path(field.into())))
+}
+
+/// Refuses patterns and options that match parameters and change none of them.
+pub(super) fn check_effects(cx: &Cx<'_>) -> Result<(), ModelError> {
+    let graph = &*cx.builder.graph;
+    let matched = |pattern: &NamePattern| -> Vec<&Param> {
+        let params = graph.params.iter();
+        params.filter(|it| pattern.matches(&graph.values[it.value].name)).collect()
+    };
+    let fail = |field: &str, why: String, at: String| {
+        let field = field.to_string();
+        Err(Problem::NoEffect { field, why }.at(At::Path(at)))
+    };
+    for (i, pattern) in cx.patterns.decay.iter().enumerate() {
+        let excluded = |it: &&Param| {
+            cx.patterns.no_decay.iter().any(|no| no.matches(&graph.values[it.value].name))
+        };
+        if matched(pattern).iter().all(excluded) {
+            let why = format!("`no_decay` matches each parameter that `{pattern}` does, and wins");
+            return fail("decay", why, format!("decay[{i}]"));
+        }
+    }
+    for (pattern, (_, options)) in cx.patterns.parameters.iter().zip(&cx.model.parameters.0) {
+        if options.fsdp_dim.is_some()
+            && matched(pattern).iter().all(|it| it.placed || graph.ty(it.value).ndim() < 2)
+        {
+            let at = format!("parameters[\"{pattern}\"].fsdp_dim");
+            return fail("fsdp_dim", FSDP_DIM.to_string(), at);
+        }
+    }
+    Ok(())
+}
+
+/// The reason against `fsdp_dim` where it changes nothing.
+const FSDP_DIM: &str = "FSDP cuts the only dimension of a vector, and `placements` that name an axis of FSDP say \
+                        which dimension it cuts";
 
 /// Every pattern and every name that is tied must mean some parameter, or it is a misspelling.
 pub(super) fn check_patterns(cx: &Cx<'_>) -> Result<(), ModelError> {

@@ -9,7 +9,7 @@ use super::modules::{Common, Module};
 use super::schema::{Batch, Model, ParamOptions, Units};
 use crate::graph::{Checkpoint, Init, Optimizer};
 use crate::ops::{AdamW, ClipScale, CollectiveKind, OpKind, Sgd};
-use crate::quant::{Recipe, RecipeError};
+use crate::quant::{GemmRole, Recipe, RecipeError};
 use crate::range::{Ranged, RealRange, number_text};
 use crate::run::{Decay, Run, Schedule};
 
@@ -235,7 +235,11 @@ impl Fields {
             let at = At::Path(self.join(&field));
             Problem::Range { field, found: it.found, expected: it.expected }.at(at)
         };
-        recipe.check().map_err(fail)
+        recipe.check().map_err(fail)?;
+        let both = |it: &GemmRole| it.operands().iter().all(|it| recipe.spec(*it).is_some());
+        let is_idle = *recipe != Recipe::Bf16 && !GemmRole::ALL.iter().any(both);
+        let why = "a GEMM is quantized if both its operands are, such as `input` and `weight`";
+        self.no_effect(&[(field, is_idle)], why)
     }
 
     /// Options of a parameter.

@@ -1299,6 +1299,80 @@ fn fields_that_have_no_effect() {
     );
 }
 
+#[test]
+fn fields_that_change_nothing_are_refused() {
+    let gemm = "nothing here is a GEMM, which is all that a recipe quantizes";
+    let scales = "it is of scales of quantized weights, and no recipe quantizes a weight here";
+    let fsdp_dim = "FSDP cuts the only dimension of a vector, and `placements` that name an axis of FSDP say \
+                    which dimension it cuts";
+    let both = "a GEMM is quantized if both its operands are, such as `input` and `weight`";
+    for (from, field, name, why) in [
+        ("sequence: 32,", "parameters: {\"*norm.weight\": (fsdp_dim: 0)}", "fsdp_dim", fsdp_dim),
+        (
+            "sequence: 32,",
+            "parameters: {\"lm_head.weight\": (fsdp_dim: 1, placements: {\"dp\": Shard(0)})}",
+            "fsdp_dim",
+            fsdp_dim,
+        ),
+        ("sequence: 32,", "weight_mesh: [\"dp\"]", "weight_mesh", scales),
+        ("\"lm_head\",", "weight_mesh: [\"dp\"]", "weight_mesh", scales),
+        ("\"model.norm\",", "recipe: Float8CurrentScaling()", "recipe", gemm),
+        ("\"model.embed_tokens\",", "recipe: DelayedScaling()", "recipe", gemm),
+        ("sequence: 32,", "recipe: Custom()", "recipe", both),
+        (
+            "\"lm_head\",",
+            "recipe: Custom(input: (format: E4M3, scaling: Current()))",
+            "recipe",
+            both,
+        ),
+        (
+            "sequence: 32,",
+            "data_parallel: [\"dp\", \"dp\"]",
+            "data_parallel[1]",
+            "`dp` is in the list twice",
+        ),
+        (
+            "sequence: 32,",
+            "fsdp: (axes: [\"dp\", \"dp\"])",
+            "fsdp.axes[1]",
+            "`dp` is in the list twice",
+        ),
+        (
+            "sequence: 32,",
+            "decay: [\"*norm.weight\"], no_decay: [\"*norm.weight\", \"lm_head.weight\"]",
+            "decay",
+            "`no_decay` matches each parameter that `*norm.weight` does, and wins",
+        ),
+    ] {
+        let source = example("llama-tiny.ron").replacen("\"lm_head\")", "\"lm_head\",)", 1);
+        let source = source.replacen("\"model.norm\")", "\"model.norm\",)", 1);
+        assert!(source.contains(from), "{from}");
+        let text = report(&source.replacen(from, &format!("{from} {field},"), 1), "2x2");
+        let expect = format!("PL0217: `{name}` has no effect here: {why}\nat: ");
+        assert!(text.starts_with(&expect), "{field}: {text}");
+    }
+    // What changes something of what it matches stays.
+    tiny("2x2", &[("decay", "[\"*.weight\"]"), ("no_decay", "[\"lm_head.weight\"]")]);
+    tiny("2x2", &[("parameters", "{\"*\": (fsdp_dim: 1)}")]);
+    let bf16 = ("recipe", "Float8CurrentScaling()");
+    tiny(
+        "2x2",
+        &[bf16, ("weight_mesh", "[\"dp\"]"), ("layers[1].num_layers_at_start_in_bf16", "1")],
+    );
+}
+
+#[test]
+fn a_model_trains_something() {
+    let expect = "PL0219: all parameters are frozen: a step would train nothing\nat: ";
+    for fields in ["frozen: [\"*\"]", "parameters: {\"*\": (trainable: false)}"] {
+        let source = example("llama-tiny.ron");
+        let source = source.replacen("sequence: 32,", &format!("sequence: 32, {fields},"), 1);
+        let text = report(&source, "1");
+        assert!(text.starts_with(expect), "{text}");
+    }
+    tiny("1", &[("frozen", "[\"*\"]"), ("parameters", "{\"lm_head.weight\": (trainable: true)}")]);
+}
+
 /// A module that reads a tied weight may repeat how it starts, and say nothing else.
 #[test]
 fn inits_of_tied_weights_have_no_effect() {
