@@ -606,7 +606,15 @@ pub(super) fn from_ron(source: &str, error: SpannedError) -> ModelError {
         };
         (Problem::WrongType { expected: expected.to_string(), found }, bytes)
     };
+    if let Some((problem, bytes)) = wrong_number(source, end, &error.code) {
+        let (line, column) = position(source, bytes.start);
+        return problem.at(At::Source { bytes, line, column });
+    }
     let (problem, bytes) = match error.code {
+        E::ExceededRecursionLimit => {
+            let what = "brackets are nested deeper than any model needs: modules may be nested about 40 deep";
+            (Problem::Syntax { what: what.to_string() }, place.clone())
+        }
         E::NoSuchStructField { expected, found, outer } => {
             let bytes = behind(&found);
             (Problem::UnknownField { owner: outer, field: found, known: known(expected) }, bytes)
@@ -656,6 +664,38 @@ pub(super) fn from_ron(source: &str, error: SpannedError) -> ModelError {
     };
     let (line, column) = position(source, bytes.start);
     problem.at(At::Source { bytes, line, column })
+}
+
+/// The error of a number around `at` that its field does not take: a fraction, or one that is out of range.
+fn wrong_number(source: &str, at: usize, code: &ron::Error) -> Option<(Problem, Range<usize>)> {
+    use ron::Error as E;
+    let is_part = |it: char| it.is_ascii_alphanumeric() || "_.+-".contains(it);
+    let start = source[..at].trim_end_matches(is_part).len();
+    let len = source[start..].find(|it| !is_part(it)).unwrap_or(source.len() - start);
+    let number = &source[start..start + len];
+    let field = source[..start].trim_end().strip_suffix(':')?;
+    let field = &field[word_before(field, field.len())?];
+    let value: f64 = number.replace('_', "").parse().ok().filter(|it: &f64| it.is_finite())?;
+    let is_fraction = number.contains(['.', 'e', 'E']);
+    let expected = match code {
+        E::ExpectedComma
+        | E::ExpectedStructLikeEnd
+        | E::ExpectedInteger
+        | E::InvalidIntegerDigit { .. }
+            if is_fraction =>
+        {
+            "a whole number"
+        }
+        // serde names the type of the field.
+        E::InvalidValueForType { expected, .. } if !expected.contains("integer") => return None,
+        E::InvalidValueForType { .. } | E::IntegerOutOfBounds if value < 0.0 => {
+            "a whole number of at least 0"
+        }
+        E::InvalidValueForType { .. } | E::IntegerOutOfBounds => "a smaller whole number",
+        _ => return None,
+    };
+    let (expected, found) = (format!("{expected} for `{field}`"), format!("`{number}`"));
+    Some((Problem::WrongType { expected, found }, start..start + len))
 }
 
 /// The bytes of a span of the RON parser. A span that ends before it starts, as the parser gives them for some

@@ -339,6 +339,87 @@ fn check_error(from: &str, to: &str, mesh: &str, expect: &str) {
 }
 
 #[test]
+fn numbers_that_a_field_does_not_take() {
+    for (to, expect) in [
+        ("sequence: 8.0,", "a whole number for `sequence`, found `8.0`\nat: 8.0"),
+        ("sequence: 32, seed: -1,", "a whole number of at least 0 for `seed`, found `-1`\nat: -1"),
+        ("sequence: 32, steps: 1e3,", "a whole number for `steps`, found `1e3`\nat: 1e3"),
+        (
+            "sequence: 32, micro_batches: 5000000000,",
+            "a smaller whole number for `micro_batches`, found `5000000000`\nat: 5000000000",
+        ),
+        (
+            "sequence: 32, seed: 20000000000000000000,",
+            "a smaller whole number for `seed`, found `20000000000000000000`\nat: 20000000000000000000",
+        ),
+    ] {
+        check_error("sequence: 32,", to, "1", &format!("PL0103: expected {expect}"));
+    }
+}
+
+#[test]
+fn brackets_that_are_nested_too_deep() {
+    for n in [50, 100_000] {
+        let layers = "Residual(body: [".repeat(n);
+        let source =
+            example("llama-tiny.ron").replacen("layers: [", &format!("layers: [{layers}"), 1);
+        let text = report(&source, "1");
+        assert!(
+            text.starts_with("PL0101: brackets are nested deeper than any model needs"),
+            "{text}"
+        );
+    }
+    // As deep as the message says.
+    let linear = "Linear(name: \"x\", out_features: 64)";
+    let nested = format!("{}{linear}{}", "Residual(body: [".repeat(40), "])".repeat(40));
+    let source = example("llama-tiny.ron");
+    let source = source.replacen("layers: [", &format!("layers: [{nested}, "), 1);
+    parse(&source).expect("a model");
+}
+
+/// The advice for an axis that the model does not have works as it is written.
+#[test]
+fn the_advice_for_axes_of_other_systems_works() {
+    let source = example("llama-tiny.ron");
+    let with =
+        |fields: &str| source.replacen("sequence: 32,", &format!("sequence: 32, {fields},"), 1);
+    for fields in [
+        "tp_mesh: \"tensor\"",
+        "tp_mesh: \"model\"",
+        "data_parallel: [\"data\"]",
+        "fsdp: (axes: [\"fsdp\"])",
+    ] {
+        let text = report(&with(fields), "2x2");
+        assert!(text.starts_with("PL0201"), "{text}");
+        let advice = text.split_once("write all of `").expect("fields").1;
+        let advice = advice.split_once('`').expect("an end").0;
+        for mesh in ["2x2", "2"] {
+            let graph = graph_of(&with(advice), mesh, &[]);
+            let sharded = graph.params.iter().filter(|it| {
+                let sharding = graph.values[it.value].sharding.as_ref();
+                sharding.is_some_and(|it| it.sharded_axes() != AxisSet::EMPTY)
+            });
+            assert_eq!(sharded.count(), graph.params.len(), "{advice} on {mesh}");
+        }
+        graph_of(&with(advice), "1x2", &[]);
+    }
+}
+
+/// Advice on the number of axes names a mesh of this model.
+#[test]
+fn the_advice_for_a_number_of_axes_works() {
+    let source = example("llama-tiny.ron");
+    let fields = "sequence: 32, meshes: {1: [\"x\"], 2: [\"y\", \"z\"]}, data_parallel: [\"x\", \"y\"], \
+                  tp_mesh: \"z\",";
+    let source = source.replacen("sequence: 32,", fields, 1);
+    let text = report(&source, "2x2x2");
+    assert!(text.starts_with("PL0205") && !text.contains("dp"), "{text}");
+    let mesh = text.split_once("`--mesh ").expect("a mesh").1.trim_end_matches('`');
+    assert_eq!(mesh, "y=2,z=2");
+    graph_of(&source, mesh, &[]);
+}
+
+#[test]
 fn schema_errors_point_at_the_word() {
     check_error(
         "kv_heads: 2",
