@@ -180,6 +180,7 @@ mod tests {
         ("schedule.warmup", "3"),
         ("schedule.decay", "Linear(until: 10, min: 0)"),
         ("clip_norm", "2.0"),
+        ("reduce_gradients", "LastMicroBatch"),
         ("decay", "[\"*norm.weight\"]"),
         ("no_decay", "[\"lm_head.weight\"]"),
         ("frozen", "[\"*norm.weight\"]"),

@@ -286,10 +286,11 @@ fn a_custom_recipe_is_stated_by_operand() {
 
 #[test]
 fn a_scope_has_the_weight_mesh_that_is_declared() {
-    let graph = tiny("2x2", &[("weight_mesh", "[\"dp\"]")]);
+    let fp8 = ("recipe", "Float8CurrentScaling()");
+    let graph = tiny("2x2", &[fp8, ("weight_mesh", "[\"dp\"]")]);
     assert_eq!(graph.weight_mesh.map(|it| graph.mesh.names(it)), Some("dp".to_string()));
     assert!(graph.scopes.values().all(|it| it.weight_mesh.is_none()));
-    let graph = tiny("2x2", &[("layers[1].weight_mesh", "[\"tp\"]")]);
+    let graph = tiny("2x2", &[fp8, ("layers[1].weight_mesh", "[\"tp\"]")]);
     assert_eq!(graph.weight_mesh, None);
     let of = |path: &str| graph.scopes.values().find(|it| it.path == path).expect("a scope");
     let mesh = of("model.layers.1.mlp.up_proj").weight_mesh.expect("a weight mesh");
@@ -371,7 +372,7 @@ fn brackets_that_are_nested_too_deep() {
     }
     // As deep as the message says.
     let linear = "Linear(name: \"x\", out_features: 64)";
-    let nested = format!("{}{linear}{}", "Residual(body: [".repeat(40), "])".repeat(40));
+    let nested = format!("{}{linear}{}", "Residual(body: [".repeat(20), "])".repeat(20));
     let source = example("llama-tiny.ron");
     let source = source.replacen("layers: [", &format!("layers: [{nested}, "), 1);
     parse(&source).expect("a model");
