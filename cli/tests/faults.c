@@ -1,9 +1,9 @@
 /* Preloaded into planc by tests/cli/faults.rs: counts what planc does to its files, and lets one operation go wrong.
  *
- * FAULT=kill:ckpt:17 ends the process before operation 17 on paths with `ckpt`. `term` sends it SIGTERM, `slow` lets the
- * operation take its time, and with `full` nothing more can be written from then on. FAULT_LOG names a file that gets a line for each operation that is done,
- * and one for the fault.
- * Nothing is synced: a test ends processes and not machines.
+ * FAULT=kill:ckpt:17 ends the process before operation 17 on paths with `ckpt`. `term` sends it SIGTERM, `slow` lets
+ * the operation take its time, and with `full` nothing more can be written from then on. FAULT_LOG names a file that
+ * gets a line for each operation that is done, and one for the fault. Nothing is synced: a test ends processes and not
+ * machines.
  */
 #define _GNU_SOURCE
 #include <errno.h>

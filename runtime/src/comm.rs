@@ -19,13 +19,13 @@ use crate::bind::{At, CollectiveCall, Group, describe};
 use crate::error::RunError;
 use crate::memory::Bytes;
 
-/// What one CPU rank shows to its group: the sources of a collective's parts.
+/// The bytes that one CPU rank shows to its group: the sources of a collective's parts.
 pub type Post = Arc<Vec<Bytes>>;
 
 /// The posts of a whole group, in coordinate order.
 pub type Posts = Arc<[Post]>;
 
-/// What ranks meet for.
+/// The reason for which ranks meet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Occasion {
     /// A collective of the plan.

@@ -248,7 +248,7 @@ impl Hosted {
 }
 
 impl HostedRank {
-    /// Whether all ranks are threads of this process.
+    /// Returns true if all ranks are threads of this process.
     pub fn is_thread(&self) -> bool {
         self.pairs.is_none()
     }

@@ -26,7 +26,7 @@ impl Bytes {
         Bytes { words: vec![0; len.div_ceil(8)], len }
     }
 
-    /// How many there are.
+    /// Their number.
     pub fn len(&self) -> usize {
         self.len
     }

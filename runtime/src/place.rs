@@ -1,4 +1,4 @@
-//! Where a plan runs: on the CPU or on GPUs, in this process or together with others.
+//! [`Place`]: the device of a plan, the CPU or GPUs, and the ranks of it that this process runs.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;

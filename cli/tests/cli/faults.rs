@@ -128,7 +128,7 @@ impl Site {
         processes.into_iter().map(|it| it.wait_with_output().expect("it ends")).collect()
     }
 
-    /// What a run that ended well has left in its folder.
+    /// Reads the folder of a run that ended well.
     fn left(&self, name: &str) -> Left {
         let path = self.folder.0.join(name);
         let mut lines: BTreeMap<u64, BTreeSet<String>> = BTreeMap::new();
@@ -161,7 +161,7 @@ impl Site {
         ["ckpt", "metrics"].map(count).into()
     }
 
-    /// Whether a process came to the operation that was to go wrong. Some processes do a few operations only if
+    /// Returns true if a process came to the operation that was to go wrong. Some processes do a few operations only if
     /// another did not.
     fn is_met(&self, name: &str, process: usize) -> bool {
         self.folder.read(&format!("{name}/log.{process}")).contains("other fault")
@@ -188,7 +188,7 @@ fn free_port() -> u16 {
     }
 }
 
-/// What a run leaves, but for the times that it took.
+/// The files of a run, but for the times that it took.
 #[derive(Debug, PartialEq)]
 struct Left {
     /// By step, the numbers that were written of it: one line, if all that did it came to the same.

@@ -41,7 +41,7 @@ pub struct Wire {
 struct Peer {
     input: BufReader<TcpStream>,
     seal: Seal,
-    /// What is to be written; `None` at the end.
+    /// Takes the posts to be written; `None` at the end.
     output: Option<Sender<(Occasion, Post)>>,
     writer: Option<JoinHandle<()>>,
 }

@@ -1,3 +1,5 @@
+//! Two ranks with a connection between them: what they get, how long they wait, and what they refuse.
+
 use std::net::TcpListener;
 use std::thread::scope;
 
@@ -42,7 +44,7 @@ fn connection() -> [TcpStream; 2] {
     [one, listener.accept().expect("one has come").0]
 }
 
-/// What this end sends has the key `out`, and what it gets `key`.
+/// One end, which seals with the key `out` and gets frames under `key`.
 fn link(stream: TcpStream, out: u8, key: u8) -> Link {
     let seal = |it: u8| Seal::new([it; 32]);
     Link { stream, out: seal(out), frames: Frames::new(seal(key), End::First, Limits { data: 0 }) }

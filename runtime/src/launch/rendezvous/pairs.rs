@@ -55,7 +55,7 @@ impl Pairs {
         Pairs { tcp, key }
     }
 
-    /// What is raised when a rank fails.
+    /// The fault that is raised when a rank fails.
     pub(crate) fn fault(&self) -> Arc<Fault> {
         self.tcp.fault_handle()
     }
@@ -110,7 +110,7 @@ impl Pairs {
         Ok((0..n_ranks as u64).map(|it| links.remove(&it)).collect())
     }
 
-    /// What rank 0 gives, on all ranks, if it has as many entries as there are ranks.
+    /// Returns to all ranks the value of rank 0, which must have as many entries as there are ranks.
     fn told<T: Serialize + DeserializeOwned>(
         &self,
         given: Option<T>,
@@ -229,7 +229,7 @@ mod tests {
         (listener, address)
     }
 
-    /// Of all that connect, the rank that knows the number of the run is taken, and nobody is waited for.
+    /// The rank that knows the number of the run is taken, whoever else connects, and nobody is waited for.
     #[test]
     fn data_is_taken_from_ranks_of_the_run_only() {
         let (listener, address) = listener();
