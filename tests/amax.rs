@@ -206,8 +206,6 @@ fn declared_weight_meshes_are_compared_with_what_shards_the_weights() {
     // With 2 KV heads, tp=4 is tp_kv=2 x tp_rep=2, and K is sharded over the first.
     let heads = ("layers[1].body[0].attention.kv_heads", "2");
     check_lints("2x4", &[heads, ("weight_mesh", r#"["dp", "tp"]"#)], &[]);
-    // Nothing is quantized, so that a weight mesh says nothing.
-    check_lints(hsdp, &[all[0], ("recipe", "Bf16")], &[]);
 }
 
 /// A projection to 17 features and back: of 17 rows, ranks 6 and 7 of 8 have none.

@@ -15,7 +15,6 @@ use serde::Serialize;
 
 use crate::grid::Cuts;
 use crate::input::PlanArgs;
-use crate::lint;
 use crate::output::{self, ForceArgs, Output};
 use crate::page::page;
 use crate::report::{Failure, Outcome, Ui, print_view};
@@ -74,7 +73,6 @@ pub struct Args {
 /// Runs the command.
 pub fn run(args: &Args, ui: &Ui) -> Outcome {
     let plan = args.plan.plan(ui)?;
-    lint::tell_repeated(&plan, ui);
     if let Some(path) = &args.html {
         return write_page(&plan, path, args, ui);
     }

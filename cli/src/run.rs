@@ -129,7 +129,7 @@ pub fn run(args: &Args, ui: &Ui) -> Outcome<ExitCode> {
         place::told(args.check_outputs(), &place)?;
     }
     let plan = place::plan(&args.plan, &place, ui)?;
-    if speaks {
+    if speaks && !ui.quiet {
         lint::tell_repeated(&plan, ui);
     }
     let options = args.options(&plan, place, ui)?;

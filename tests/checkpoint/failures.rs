@@ -48,7 +48,7 @@ fn a_checkpoint_that_was_aside_goes_back() {
     let lock = FolderLock::acquire(&root, "c0ffee00", &mut |_| ()).unwrap();
     StepFolder::new(&root, 9, "c0ffee00").remove_leftovers(&lock).unwrap();
     drop(lock);
-    assert_eq!(names(&root), ["step-7", "step-8"]);
+    assert_eq!(names(&root), ["latest", "step-7", "step-8"]);
     let index = |step: &str| fs::read_to_string(root.join(step).join(".metadata")).unwrap();
     assert_eq!([index("step-7"), index("step-8")], ["after", "before"]);
 }

@@ -612,7 +612,8 @@ pub(super) fn from_ron(source: &str, error: SpannedError) -> ModelError {
     }
     let (problem, bytes) = match error.code {
         E::ExceededRecursionLimit => {
-            let what = "brackets are nested deeper than any model needs: modules may be nested about 20 deep";
+            let what =
+                "brackets are nested deeper than any model needs: modules may be nested 19 deep";
             (Problem::Syntax { what: what.to_string() }, place.clone())
         }
         E::NoSuchStructField { expected, found, outer } => {

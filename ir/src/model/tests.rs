@@ -372,7 +372,7 @@ fn brackets_that_are_nested_too_deep() {
     }
     // As deep as the message says.
     let linear = "Linear(name: \"x\", out_features: 64)";
-    let nested = format!("{}{linear}{}", "Residual(body: [".repeat(20), "])".repeat(20));
+    let nested = format!("{}{linear}{}", "Residual(body: [".repeat(19), "])".repeat(19));
     let source = example("llama-tiny.ron");
     let source = source.replacen("layers: [", &format!("layers: [{nested}, "), 1);
     parse(&source).expect("a model");
