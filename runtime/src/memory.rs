@@ -27,7 +27,7 @@ impl Bytes {
     }
 
     /// Their number.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 

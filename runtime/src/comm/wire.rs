@@ -222,8 +222,8 @@ fn write(stream: &TcpStream, mut seal: Seal, posts: &Receiver<(Occasion, Post)>)
         let head = occasion.to_bytes();
         let mut mac = seal.mac().chain_update(head);
         post.iter().for_each(|it| mac.update(it.all()));
-        let pieces = std::iter::once(&head[..]).chain(post.iter().map(Bytes::all));
-        let written = pieces.map(|it| out.write_all(it)).collect::<io::Result<()>>();
+        let mut pieces = std::iter::once(&head[..]).chain(post.iter().map(Bytes::all));
+        let written = pieces.try_for_each(|it| out.write_all(it));
         let sealed = written.and_then(|()| out.write_all(&mac.finalize().into_bytes()));
         if sealed.and_then(|()| out.flush()).is_err() {
             return;
