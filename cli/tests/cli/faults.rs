@@ -6,7 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::net::TcpListener;
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -16,7 +15,7 @@ use std::thread::{available_parallelism, scope};
 
 use serde_json::Value;
 
-use crate::{Folder, files_of_any_run, names, nonfinite, workspace};
+use crate::{Folder, files_of_any_run, free_port, names, nonfinite, workspace};
 
 /// One fault of so many is tried. It has no divisor in common with the number of kinds.
 const STRIDE: usize = 11;
@@ -172,19 +171,6 @@ impl Site {
         let log = self.folder.read(&format!("{name}/log.0"));
         let steps = log.lines().filter_map(|it| it.strip_prefix("ckpt renamed ckpt/step-"));
         steps.map(|it| it.parse().expect("a number")).max()
-    }
-}
-
-/// A port that no other run of this process has, below those that the system gives to connections.
-fn free_port() -> u16 {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    let first = std::process::id() as usize * 499;
-    loop {
-        let next = first + NEXT.fetch_add(1, Ordering::Relaxed);
-        let port = 10_000 + (next % 20_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            return port;
-        }
     }
 }
 

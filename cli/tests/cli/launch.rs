@@ -7,14 +7,13 @@ use std::io::{BufRead, BufReader, Read, copy, sink};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
-use crate::{Folder, files_of_any_run, workspace};
+use crate::{Folder, files_of_any_run, free_port, workspace};
 
 const SECRET: (&str, &str) = ("PLANC_JOB_SECRET", "0123456789abcdef");
 
 /// A port that is free, on the loopback.
 fn master() -> String {
-    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|it| it.local_addr());
-    port.expect("a port that is free").to_string()
+    format!("127.0.0.1:{}", free_port())
 }
 
 /// Starts all processes of a run on the CPU, as a launcher does.
@@ -195,8 +194,7 @@ fn a_secret_that_is_none_is_refused() {
 #[test]
 fn ranks_that_fail_their_own_checks_end_together() {
     let folder = Folder::new("launch_own_checks", &[]);
-    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|it| it.local_addr());
-    let master = port.expect("a port that is free").to_string();
+    let master = master();
     let began = std::time::Instant::now();
     let ranks = [0, 1, 2].map(|rank| {
         Command::new(env!("CARGO_BIN_EXE_planc"))
@@ -221,8 +219,7 @@ fn ranks_that_fail_their_own_checks_end_together() {
 #[test]
 fn a_rank_without_a_plan_tells_the_others() {
     let folder = Folder::new("launch_no_plan", &[]);
-    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|it| it.local_addr());
-    let master = port.expect("a port that is free").to_string();
+    let master = master();
     let began = std::time::Instant::now();
     let ranks = [("model.ron", "0"), ("absent.ron", "1")].map(|(model, rank)| {
         Command::new(env!("CARGO_BIN_EXE_planc"))

@@ -30,8 +30,10 @@ mod wording;
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What a run of `planc` left.
 struct Ran {
@@ -148,4 +150,17 @@ fn files_of_any_run(step: &Path) -> BTreeMap<String, Vec<u8>> {
         (name, bytes)
     };
     names(step).into_iter().map(read).collect()
+}
+
+/// A port that no other run of this process has, below those that the system gives to connections.
+fn free_port() -> u16 {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let first = std::process::id() as usize * 499;
+    loop {
+        let next = first + NEXT.fetch_add(1, Ordering::Relaxed);
+        let port = 10_000 + (next % 20_000) as u16;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
