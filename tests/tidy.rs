@@ -304,8 +304,8 @@ const ABOUT_OPS: &[(&str, &[&str])] = &[
     ("ir/src/amax.rs", &["Cast", "DelayedScale", "Hadamard", "Matmul", "QuantMatmul"]),
     // Cuts of a weight between blocks are a matter of placement.
     ("ir/src/meaning.rs", &["QuantizeBlock"]),
-    // A loss in chunks has slices of the labels.
-    ("ir/src/model/elaborate.rs", &["SliceDim"]),
+    // A loss in chunks has slices of the labels; fields of a recipe are about GEMMs.
+    ("ir/src/model/elaborate.rs", &["Matmul", "SliceDim"]),
     ("ir/src/verify/plan/program.rs", &["SliceDim"]),
     // The norm of the gradient.
     ("ir/src/verify/plan/gradients.rs", &["Add", "ClipScale", "SumSquares"]),
@@ -318,6 +318,8 @@ const ABOUT_OPS: &[(&str, &[&str])] = &[
     ("passes/src/interleave_chunks.rs", &["CeLoss", "CeLossGrad", "CeStats", "CrossEntropy"]),
     // GEMMs are quantized.
     ("passes/src/quantize.rs", &["Matmul"]),
+    // Amaxes, as each kind of scale reads them.
+    ("passes/src/watch_amaxes.rs", &["ClipScale", "QuantScale", "QuantizeBlock", "RoundNvFp4"]),
     // Sizes that tiles do not divide.
     ("runtime/src/backend/cuda/check/cases.rs", &["Transpose"]),
 ];

@@ -89,9 +89,13 @@ impl Walk<'_> {
     /// Adds the amax that `node` reads, or that of what it quantizes in blocks, to those of this section.
     fn look_at(&mut self, node: Node) -> Result<(), BuildError> {
         let data = &self.builder.graph.nodes[node];
+        if let Some(amax) = data.op.history() {
+            self.add(data.inputs[amax]);
+            return Ok(());
+        }
         match data.op {
             Op::QuantScale(_) => self.add(data.inputs[0]),
-            Op::DelayedUpdate(_) | Op::RoundNvFp4(_) => self.add(data.inputs[1]),
+            Op::RoundNvFp4(_) => self.add(data.inputs[1]),
             Op::QuantizeBlock(_) => {
                 let x = self.before_moves(data.inputs[0]);
                 if !std::mem::replace(&mut self.seen[x], true) {
@@ -170,8 +174,8 @@ impl Walk<'_> {
     fn add_weights(&mut self, order: &[Node]) {
         for &node in order {
             let data = &self.builder.graph.nodes[node];
-            if data.section == Section::Update && matches!(data.op, Op::DelayedUpdate(_)) {
-                self.add(data.inputs[1]);
+            if let (Section::Update, Some(amax)) = (data.section, data.op.history()) {
+                self.add(data.inputs[amax]);
             }
         }
     }

@@ -54,7 +54,7 @@ impl Rank {
         let place = describe(&self.plan, at);
         Ok(Some(match given {
             None => format!(
-                "rank {rank} ({coord}): {place} is the first result that is not finite (`{}`); its operands are",
+                "rank {rank} ({coord}): {place} is the first result that is not finite (`{}`); its operands are finite",
                 name(made)
             ),
             Some(it) => format!(

@@ -87,7 +87,11 @@ fn layouts_agree_with_torch_index_by_index() {
         let sharding = Sharding::from_torch(&placements, ndim, &mesh);
         if case["nested"] == "not representable" {
             let error = sharding.expect_err("a gather would not be an exact inverse");
-            assert!(error.to_string().contains("so a gather could not put the pieces back"), "{}: {error}", case["id"]);
+            assert!(
+                error.to_string().contains("so a gather could not put the pieces back"),
+                "{}: {error}",
+                case["id"]
+            );
             counts[2] += 1;
             continue;
         }
