@@ -6,10 +6,10 @@ use half::bf16;
 
 use ir::ops::{
     Activation, ActivationKind, Adam, AdamW, Amax, Amaxes, Assignment, Attention, AttentionGrad,
-    BiasAdd, CeLoss, CeMax, CeStats, ClipScale, Codes, Conflict, Copies, Dropout, Embedding, Glu,
-    GluKind, GradError, Granule, LayerNorm, Llama3Scaling, LocalCx, Matmul, Number, Op, OpKind,
-    Origin, QuantMatmul, Quantize, RmsNorm, Rope, Sample, SampleInput, Sgd, SplitDim, StandsFor,
-    SumLeading, Sums, Tensor, Values, Watch,
+    BiasAdd, CeLoss, CeMax, CeStats, ClipScale, Codes, Conflict, Copies, Dropout, Embedding, Fused,
+    GradError, Granule, LayerNorm, Llama3Scaling, LocalCx, Matmul, Number, Op, OpKind, Origin,
+    QuantMatmul, Quantize, RmsNorm, Rope, Sample, SampleInput, Sgd, SplitDim, StandsFor, Tensor,
+    Values, Watch,
 };
 use ir::placement::{Mesh, ReduceOp, Sharding};
 use ir::random::stream_key;
@@ -76,7 +76,10 @@ fn ops_that_stand_for_others_come_from_recipes() {
         assert_eq!(origins == [Origin::Gradient], name.ends_with("_grad"), "{name}");
         let stands_for = |it: &Sample| it.op.stands_for(&types(it).iter().collect::<Vec<_>>());
         if kind.samples().iter().any(|it| stands_for(it) != StandsFor::Itself) {
-            let is_known = origins.contains(&Origin::Model) || origins.contains(&Origin::Recipe);
+            // A body stands for what its ops do.
+            let is_known = kind == OpKind::Fused
+                || origins.contains(&Origin::Model)
+                || origins.contains(&Origin::Recipe);
             assert!(is_known, "{name}");
         }
     }
@@ -158,7 +161,7 @@ fn amaxes_on_the_way_are_those_of_the_results() {
         let operands: Vec<Tensor<f32>> =
             sample.inputs.iter().enumerate().map(|(i, it)| random(it, i as u64)).collect();
         let found = apply(&sample.op, &operands, &types);
-        let mut plain = without_sums(&sample.op);
+        let mut plain = sample.op.clone();
         *plain.amaxes_mut().expect("it has some") = Amaxes::default();
         let own = apply(&plain, &operands, &types);
         assert_eq!(found[..own.len()], own, "{}", sample.op.to_text());
@@ -176,7 +179,7 @@ fn amaxes_on_the_way_are_those_of_the_results() {
             n_checked += 1;
         }
     }
-    assert!(n_checked > 10, "{n_checked} amaxes");
+    assert!(n_checked > 5, "{n_checked} amaxes");
 }
 
 /// Bit by bit, in f32: what `fuse` makes is the op, the amaxes of what that makes, and its codes.
@@ -193,7 +196,7 @@ fn codes_on_the_way_are_those_of_the_results() {
         let made = sample.op.infer(&types).expect("samples are well-typed");
 
         let amaxes = sample.op.amaxes().expect("what makes codes gives amaxes");
-        let mut plain = without_sums(&sample.op);
+        let mut plain = sample.op.clone();
         *plain.codes_mut().expect("it has some") = Codes::default();
         *plain.amaxes_mut().expect("it has some") = Amaxes::default();
         let n_own = codes.own(&types).len();
@@ -217,14 +220,7 @@ fn codes_on_the_way_are_those_of_the_results() {
             assert_eq!(found, alone, "{}", sample.op.to_text());
         }
     }
-    let expect = [
-        ("activation", 2),
-        ("activation_grad", 3),
-        ("glu", 2),
-        ("glu_grad", 9),
-        ("layer_norm", 2),
-        ("rms_norm", 2),
-    ];
+    let expect = [("layer_norm", 2), ("rms_norm", 2)];
     assert_eq!(n_checked, BTreeMap::from(expect));
 }
 
@@ -298,47 +294,128 @@ fn a_bias_is_one_number_of_the_results_type_a_column() {
     }
 }
 
-fn without_sums(op: &Op) -> Op {
-    let mut res = op.clone();
-    if let Some(sums) = res.sums_mut() {
-        *sums = Sums::default();
-    }
-    res
+/// The op that is a body.
+fn fused(body: &str) -> Op {
+    Op::from_text(&format!("fused(body:\"{body}\")")).unwrap_or_else(|it| panic!("{body}: {it}"))
 }
 
-/// Bit by bit, in f32: what `fuse` makes is the op, and the sums of what that makes before it makes codes.
+/// Bit by bit, in f32.
 #[test]
-fn sums_on_the_way_are_those_of_the_results() {
-    let mut n_checked = BTreeMap::new();
-    for sample in samples().filter(|it| !it.op.sums().is_none()) {
-        let types = types(&sample);
-        let types: Vec<&TensorType> = types.iter().collect();
-        let operands: Vec<Tensor<f32>> =
+fn bodies_are_their_steps_one_after_the_other() {
+    for sample in OpKind::Fused.samples() {
+        let Op::Fused(Fused { body }) = &sample.op else { unreachable!("it is one") };
+        let mut types = types(&sample);
+        let mut values: Vec<Tensor<f32>> =
             sample.inputs.iter().enumerate().map(|(i, it)| random(it, i as u64)).collect();
-        let found = apply(&sample.op, &operands, &types);
-        let mut plain = without_sums(&sample.op);
-        let others = apply(&plain, &operands, &types);
-        assert_eq!(found[..others.len()], others, "{}", sample.op.to_text());
-
-        // What `quantize` makes codes of is its operand.
-        let own = match plain.codes_mut().map(std::mem::take) {
-            Some(codes) => {
-                let n = codes.own(&types).len();
-                apply(&plain, &operands[..n], &types[..n])
-            }
-            None => operands,
-        };
-        let sums = &found[others.len()..];
-        assert_eq!(sums.len(), sample.op.sums().of.len());
-        for (found, &(of, to)) in sums.iter().zip(&sample.op.sums().of) {
-            let op = SumLeading { out: Some(to) }.into();
-            let alone = &apply(&op, std::slice::from_ref(&own[of]), &[types[0]])[0];
-            assert_eq!(found, alone, "{}", sample.op.to_text());
-            *n_checked.entry(sample.op.kind().name()).or_insert(0) += 1;
+        let found = apply(&sample.op, &values, &types.iter().collect::<Vec<_>>());
+        for step in body.steps() {
+            let inputs = step.inputs.iter().map(|&it| values[usize::from(it)].clone());
+            let made = {
+                let types: Vec<&TensorType> =
+                    step.inputs.iter().map(|&it| &types[usize::from(it)]).collect();
+                let made = step.op.infer(&types).expect("samples are well-typed");
+                (apply(&step.op, &inputs.collect::<Vec<_>>(), &types), made)
+            };
+            values.extend(made.0);
+            types.extend(made.1);
         }
+        let expect = body.results().iter().map(|&it| values[usize::from(it)].clone());
+        assert_eq!(found, expect.collect::<Vec<_>>(), "{body}");
     }
-    let expect = [("activation_grad", 2), ("glu_grad", 5), ("quantize", 3)];
-    assert_eq!(n_checked, BTreeMap::from(expect));
+}
+
+/// 0.3 in bf16 is 0x3e9a.
+#[test]
+fn a_value_of_a_body_is_rounded_where_it_is_read() {
+    let check = |body: &str, expect: f32| {
+        let op = fused(body);
+        let types = [TensorType::scalar(DType::Bf16), TensorType::scalar(DType::F32)];
+        let one = Tensor { shape: Default::default(), data: vec![1.0f32] };
+        let found = apply(&op, &[one.clone(), one], &types.iter().collect::<Vec<_>>());
+        assert_eq!(found[0].data, [expect], "{body}");
+    };
+    let rounded = f32::from_bits(0x3e9a_0000);
+    check(
+        "(bf16, f32) { %2 = scale(factor:0.3) %0; %3 = cast(to:f32) %2; %4 = mul %3, %1; return %4 }",
+        rounded,
+    );
+    check(
+        "(bf16, f32) { %2 = cast(to:f32) %0; %3 = scale(factor:0.3) %2; %4 = mul %3, %1; return %4 }",
+        0.3,
+    );
+}
+
+/// No step reads a partial sum of another, and factors that a result does not know are whole.
+#[test]
+fn what_steps_cannot_shard_is_whole() {
+    let mesh = Mesh::new(&[("dp", 2), ("tp", 2)]);
+    let parse = |text: &str| Sharding::parse(text, &mesh).expect("a sharding");
+    let check =
+        |body: &str, shapes: [&[u64]; 2], shardings: [&str; 2], expect: Result<&str, &str>| {
+            let types = shapes.map(|it| TensorType::new(DType::F32, it));
+            let types: Vec<&TensorType> = types.iter().collect();
+            let op = fused(body);
+            let results = op.infer(&types).expect("well-typed");
+            let factors = op.factors(&types, &results.iter().collect::<Vec<_>>());
+            let [a, b] = shardings.map(parse);
+            let found = factors.assign(&[&a, &b], &mesh).map_err(|it| it.to_string()).map(|it| {
+                let made = factors.result(0, &it, &mesh).expect("even");
+                made.display(&mesh).to_string()
+            });
+            match (found, expect) {
+                (Ok(found), Ok(expect)) => assert_eq!(found, expect, "{body}"),
+                (Err(found), Err(expect)) => assert!(found.contains(expect), "{body}: {found}"),
+                (found, expect) => panic!("{body}: {found:?}, not {expect:?}"),
+            }
+        };
+    let sum = "(f32, f32) { %2 = sum_leading %0; %3 = bias_add %1, %2; return %3 }";
+    check(sum, [&[4, 6], &[8, 6]], ["[_, tp]", "[dp, tp]"], Ok("[dp, tp]"));
+    check(sum, [&[4, 6], &[8, 6]], ["[dp, tp]", "[_, tp]"], Err("must be whole"));
+    let two = "(f32, f32) { %2 = sum_leading %0; %3 = scale(factor:2.0) %1; return %2, %3 }";
+    check(two, [&[4, 6], &[8]], ["[_, tp]", "[_]"], Err("must be whole"));
+    let pieces = "(f32, f32) { %2 = add %0, %1; %3 = amax(pieces:[(0,4)]) %2; return %3, %2 }";
+    check(pieces, [&[8, 6], &[8, 6]], ["[dp, tp]", "[dp, tp]"], Ok("[dp] max(tp)"));
+}
+
+/// Bodies that are none, or whose steps do not fit.
+#[test]
+fn bodies_that_make_no_sense_are_refused() {
+    let check = |body: &str, why: &str| {
+        let op = Op::from_text(&format!("fused(body:\"{body}\")"));
+        let types = [TensorType::new(DType::F32, &[4, 6]), TensorType::scalar(DType::F32)];
+        let error = match op {
+            Err(error) => error,
+            Ok(op) => op.infer(&[&types[0], &types[1]]).expect_err(why).to_string(),
+        };
+        assert!(error.contains(why), "{body}: {error}");
+    };
+    let refused = [
+        ("() { return %0 }", "1 to 64 steps"),
+        ("(f32) { %1 = add %0; return %0 }", "`%0` cannot be returned"),
+        ("(f32) { %1 = add %0; return %1, %1 }", "`%1` cannot be returned"),
+        ("(f32) { %1 = add %2; return %1 }", "`%2` is not made before it is read"),
+        ("(f32) { %1 = add %1; return %1 }", "`%1` is not made before it is read"),
+        ("(f32) { %2 = add %0; return %2 }", "the next one is `%1`"),
+        ("(f32, f32) { %2 = add %0; return %2 }", "no step reads operand `%1`"),
+        ("(f32) { %1 = add %0; return %300 }", "300 is too large"),
+        ("(f32) { %1 = reshard %0; return %1 }", "`reshard` cannot be a step"),
+        ("(f32) { %1 = add %0 return %1 }", "expected the end of the line"),
+        ("(f32) { %1 = add %0; return %1 } x", "nothing after the closing"),
+        ("(f32) { %1 = add %0; ", "truncated"),
+        ("(f32) { %1 = add %0; return %1 }", "takes 1 operands, not 2"),
+        ("(f32, bf16) { %2 = add %0; %3 = add %1; return %2, %3 }", "operand 1 is f32"),
+        ("(f32, f32) { %2 = mul %0, %1; return %2 }", "in `mul`: numbers of dims"),
+        (
+            "(f32, f32) { %2, %3 = add %0, %0; %4 = add %1; return %2, %4 }",
+            "names each of its results",
+        ),
+        (
+            "(f32, f32) { %2 = merge_dims(dim:0) %0; %3 = fill(value:1.0,dtype:f32,shape:[24]); %4 = add %2, %3; \
+             %5 = add %1; return %4, %5 }",
+            "must be returned",
+        ),
+    ];
+    refused.iter().for_each(|(body, why)| check(body, why));
 }
 
 /// C28 again: codes are whole where the sum beside them is that of a rank's own rows.
@@ -346,10 +423,10 @@ fn sums_on_the_way_are_those_of_the_results() {
 fn sums_on_the_way_are_partial_over_sharded_rows() {
     let mesh = Mesh::new(&[("dp", 2), ("tp", 2)]);
     let types = [TensorType::new(DType::F32, &[4, 2, 6]), TensorType::scalar(DType::F32)];
-    let op = Op::from(Quantize {
-        sums: Sums { of: [(0, DType::F32)].into() },
-        ..Quantize::new(DType::E5M2, Copies::Both)
-    });
+    let op = fused(
+        "(f32, f32) { %2, %3 = quantize(to:e5m2,copies:Both) %0, %1; %4 = sum_leading %0; \
+         return %2, %3, %4 }",
+    );
     let results = op.infer(&types.iter().collect::<Vec<_>>()).expect("well-typed");
     let factors = op.factors(&[&types[0], &types[1]], &results.iter().collect::<Vec<_>>());
     let parse = |text: &str| Sharding::parse(text, &mesh).expect("a sharding");
@@ -365,34 +442,13 @@ fn sums_on_the_way_are_partial_over_sharded_rows() {
 /// Their amaxes are not rounded to the type of a tensor that is not there.
 #[test]
 fn amaxes_of_codes_are_f32() {
-    let op = Glu {
-        amax: Amaxes { of: vec![0], pieces: Vec::new() },
-        codes: Codes { of: [(0, DType::E4M3)].into() },
-        ..Glu::new(GluKind::Swiglu)
-    };
+    let op = fused(
+        "(bf16, bf16, f32) { %3 = cast(to:f32) %0; %4 = cast(to:f32) %1; %5 = glu(kind:swiglu) %3, %4; \
+         %6 = amax %5; %7 = quantize(to:e4m3) %5, %2; return %7, %6 }",
+    );
     let (x, scale) = (TensorType::new(DType::Bf16, &[4, 6]), TensorType::scalar(DType::F32));
-    let found = Op::from(op).infer(&[&x, &x, &scale]).map(|it| it.to_vec());
+    let found = op.infer(&[&x, &x, &scale]).map(|it| it.to_vec());
     assert_eq!(found, Ok(vec![x.with_dtype(DType::E4M3), scale]));
-}
-
-/// Bit by bit: what is made again in the backward pass is what the forward pass used.
-#[test]
-fn gradients_of_glus_give_what_glus_make() {
-    let again = |sample: &Sample| match &sample.op {
-        Op::GluGrad(it) if it.recompute && it.amax.is_none() && it.codes.is_none() => Some(it.kind),
-        _ => None,
-    };
-    let mut n_checked = 0;
-    for sample in OpKind::GluGrad.samples() {
-        let Some(kind) = again(&sample) else { continue };
-        let (types, operands) = (types(&sample), operands(&sample));
-        let types: Vec<&TensorType> = types.iter().collect();
-        let found = apply(&sample.op, &operands, &types);
-        let expect = apply(&Glu::new(kind).into(), &operands[1..], &types[1..]);
-        assert_eq!(found[2].data, expect[0].data, "{}", sample.op.to_text());
-        n_checked += 1;
-    }
-    assert_eq!(n_checked, GluKind::ALL.len());
 }
 
 /// The gradients of all operands in the sum of `weights * result`, and those weights.

@@ -13,7 +13,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("ir", &[]),
     // Looking at a checkpoint needs no compiler, no runtime and no mesh.
     ("checkpoint", &["ir"]),
-    ("passes", &["ir"]),
+    // What is fused is what a kernel runs.
+    ("passes", &["ir", "kernels"]),
     ("kernels", &["ir"]),
     ("codegen", &["ir", "passes", "kernels"]),
     // A machine that runs plans needs no compiler.
@@ -320,8 +321,10 @@ const ABOUT_OPS: &[(&str, &[&str])] = &[
     ("passes/src/quantize.rs", &["Matmul"]),
     // Amaxes, as each kind of scale reads them.
     ("passes/src/watch_amaxes.rs", &["ClipScale", "QuantScale", "QuantizeBlock", "RoundNvFp4"]),
-    // Sizes that tiles do not divide.
-    ("runtime/src/backend/cuda/check/cases.rs", &["Transpose"]),
+    // The amaxes of a body are those of its results.
+    ("runtime/src/backend/cuda/check.rs", &["Amax"]),
+    // Sizes that tiles do not divide, and bodies around activations and GLUs.
+    ("runtime/src/backend/cuda/check/cases.rs", &["Activation", "Amax", "GluGrad", "Transpose"]),
 ];
 
 #[test]
@@ -339,8 +342,8 @@ fn ops_are_named_where_they_are_made_rewritten_or_run() {
         let code = code_of(&text[..end]);
         let mut found: Vec<String> = OpKind::ALL
             .iter()
-            // These two are data between ranks, and not computation.
-            .filter(|it| !matches!(it, OpKind::Collective | OpKind::Reshard))
+            // The first two are data between ranks, and not computation; the third is a program of other ops.
+            .filter(|it| !matches!(it, OpKind::Collective | OpKind::Reshard | OpKind::Fused))
             .map(|it| format!("{it:?}"))
             .filter(|it| ["Op::", "OpKind::"].iter().any(|of| names(&code, &format!("{of}{it}"))))
             .collect();

@@ -179,6 +179,15 @@ impl<'a> Makers<'a> {
     fn operand(&self, codes: Buffer, inverse: Option<Buffer>) -> Option<Operand> {
         let codes = self.origin(codes);
         let (op, args) = codes.op?;
+        let index = self.of[codes.buffer].map_or(0, |it| it.1);
+        // A step of a body may read what another makes.
+        let (op, index, arg) = match op {
+            Op::Fused(it) => {
+                let (step, index) = it.body.maker(it.body.results()[index])?;
+                (&step.op, index, args.get(usize::from(*step.inputs.first()?)))
+            }
+            op => (op, index, args.first()),
+        };
         let buffers = &self.plan.buffers;
         let dtype = buffers[codes.buffer].ty.dtype;
         // An op that makes a tensor may make its FP8 data instead.
@@ -193,16 +202,16 @@ impl<'a> Makers<'a> {
             Copies::Rows => false,
             Copies::Columns => true,
             // Rows come first.
-            Copies::Both => self.of[codes.buffer].is_some_and(|it| it.1 > 0),
+            Copies::Both => index > 0,
         };
-        let (x, tensor, is_param, before) = match op.codes() {
-            Some(_) => {
+        let (x, tensor, is_param, before) = match arg.filter(|_| op.codes().is_none()) {
+            None => {
                 let tensor = without_suffix(&buffers[codes.buffer].name);
                 (codes.buffer, tensor, false, AxisSet::EMPTY)
             }
-            None => {
-                let (tensor, is_param, before) = self.tensor(args[0]);
-                (args[0], buffers[tensor].name.clone(), is_param, before)
+            Some(&x) => {
+                let (tensor, is_param, before) = self.tensor(x);
+                (x, buffers[tensor].name.clone(), is_param, before)
             }
         };
         let blocks = match scale {

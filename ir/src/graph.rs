@@ -454,6 +454,17 @@ impl Graph {
         data.sharding.as_ref().unwrap_or_else(|| panic!("`{}` has no sharding yet", data.name))
     }
 
+    /// Lets a node do something else.
+    pub fn set_op(&mut self, node: Node, op: Op, inputs: &[Value], results: &[Value]) {
+        for (index, &result) in (0..).zip(results) {
+            self.values[result].def = Def::Result { node, index };
+        }
+        let data = &mut self.nodes[node];
+        data.op = op;
+        data.inputs = SmallVec::from_slice(inputs);
+        data.results = SmallVec::from_slice(results);
+    }
+
     /// The node that makes `value`, if one does.
     pub fn producer(&self, value: Value) -> Option<Node> {
         match self.values[value].def {

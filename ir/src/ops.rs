@@ -7,12 +7,12 @@
 
 mod amaxes;
 mod apply;
+mod body;
 mod codes;
 mod factors;
 pub mod norm;
 pub mod norm_grad;
 mod pieces;
-mod sums;
 mod tensor;
 
 use serde::{Deserialize, Serialize};
@@ -28,6 +28,7 @@ use crate::types::{DType, Shape, TensorType};
 pub use activation::ActivationKind;
 pub use amaxes::Amaxes;
 pub use apply::{apply, bounds_of_whole, local_shape, run_reference};
+pub use body::{Body, BodyError, Slot, Source, Step};
 pub use codes::Codes;
 pub use collective::CollectiveKind;
 pub use factors::{Assignment, Conflict, Dims, Factor, Factors, Linear};
@@ -37,7 +38,6 @@ pub use quant_matmul::Granule;
 pub use quantize::Copies;
 pub use rope::Llama3Scaling;
 pub use round_mx::Along;
-pub use sums::Sums;
 pub use tensor::{Number, Real, Tensor, View, ViewMut};
 
 /// Types of the results of an op.
@@ -93,6 +93,14 @@ pub enum TypeError {
         found: DType,
         /// What it must be.
         expected: &'static str,
+    },
+    /// A step of a body does not fit.
+    #[error("in `{op}`: {source}")]
+    Step {
+        /// The op of the step.
+        op: &'static str,
+        /// The reason.
+        source: Box<TypeError>,
     },
     /// A result that no machine could hold.
     #[error("{found} has more than {limit}")]
@@ -252,6 +260,7 @@ define_ops! {
     embedding::Embedding = "embedding",
     embedding_grad::EmbeddingGrad = "embedding_grad",
     fill::Fill = "fill",
+    fused::Fused = "fused",
     glu::Glu = "glu",
     glu_grad::GluGrad = "glu_grad",
     hadamard::Hadamard = "hadamard",
@@ -286,7 +295,8 @@ forward! { fn numbers(&self) -> Numbers = self() }
 forward! { fn by_products(&self) -> &'static [usize] = self() }
 forward! { fn constants(&self) -> &'static [usize] = self() }
 forward! { fn bounds(&self, inputs: &[&TensorType]) -> Bounds = self(inputs) }
-forward! { fn in_place(&self) -> &'static [(usize, usize)] = self() }
+forward! { fn in_place(&self) -> &[(usize, usize)] = self() }
+forward! { fn is_map(&self) -> bool = self() }
 forward! { fn without(&self, operand: usize) -> Option<Op> = self(operand) }
 forward! { fn localize(&self, results: &[&[u64]]) -> Option<Op> = self(results) }
 forward! { fn stands_for(&self, inputs: &[&TensorType]) -> StandsFor = self(inputs) }
@@ -305,7 +315,7 @@ forward! { fn is_sum(&self) -> bool = self() }
 forward! { fn quantizes(&self) -> Option<Quantizes> = self() }
 forward! { fn history(&self) -> Option<usize> = self() }
 forward! { fn trains(&self) -> Option<Trains> = self() }
-forward! { fn first_gradients(&self) -> &'static [usize] = self() }
+forward! { fn first_gradients(&self) -> &[usize] = self() }
 
 /// What it means to be an op. A newcomer reads this trait and one neighbour.
 pub trait OpDef: Sized + Into<Op> {
@@ -361,8 +371,14 @@ pub trait OpDef: Sized + Into<Op> {
     }
 
     /// `(result, operand)` pairs that may share one buffer.
-    fn in_place(&self) -> &'static [(usize, usize)] {
+    fn in_place(&self) -> &[(usize, usize)] {
         &[]
+    }
+
+    /// Returns true if each element of each result follows from the elements of operands at its place, and all
+    /// have one shape.
+    fn is_map(&self) -> bool {
+        false
     }
 
     /// Returns the op for the other operands, if this op only adds this operand to their result. Returns
@@ -396,7 +412,7 @@ pub trait OpDef: Sized + Into<Op> {
 
     /// Indices of results that are gradients of the loss although no operand is a gradient. The backward pass
     /// starts with them.
-    fn first_gradients(&self) -> &'static [usize] {
+    fn first_gradients(&self) -> &[usize] {
         &[]
     }
 

@@ -337,9 +337,9 @@ pub struct PlanParam {
 
 impl Instruction {
     /// What it does: the name of its op or collective, `copy`, `record` or `wait`.
-    pub fn name(&self) -> &'static str {
+    pub fn name(&self) -> &str {
         match self {
-            Instruction::Compute { op, .. } => op.kind().name(),
+            Instruction::Compute { op, .. } => op.name(),
             Instruction::Collective { kind, .. } => kind.name(),
             Instruction::Copy { .. } => "copy",
             Instruction::Record { .. } => "record",

@@ -29,6 +29,7 @@ use std::ops::Range;
 use ron::extensions::Extensions;
 
 use crate::digest::Digest;
+use crate::ops::Body;
 use crate::plan::Plan;
 use crate::{Graph, Phase, Section};
 
@@ -78,6 +79,12 @@ pub fn parse_plan(text: &str) -> Result<Plan, ParseError> {
         Program::Plan(plan) => Ok(plan),
         Program::Graph(_) => Err(lex::Cursor::new(text).wrong_kind("a plan", "a graph")),
     }
+}
+
+/// Reads a [`Body`] on one line, with `;` between its steps; inverse of its `to_string`.
+pub(crate) fn parse_body(text: &str) -> Result<Body, ParseError> {
+    // In a program a `;` starts a comment; what follows it here is the next line.
+    parse::Parser::new(&text.replace(';', "\n")).only_body()
 }
 
 /// The digest that the text of a plan has of itself, if it has one. It is not that of the plan if somebody edited it.

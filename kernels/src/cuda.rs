@@ -17,6 +17,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod fill;
+mod fused;
 mod launch;
 mod matmul;
 mod norm;
@@ -42,7 +43,10 @@ use ir::ops::LocalBound;
 use ir::{DType, Op};
 use smallvec::SmallVec;
 
+use fused::Map;
+
 pub use call::Call;
+pub use fused::runs;
 pub use scratch::{Scratch, scratch};
 
 /// The architecture that our kernels are compiled for where there is no GPU to ask.
@@ -129,8 +133,13 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
     if calls.iter().flat_map(|it| it.results).all(|it| launch::elements(it) == 0) {
         return Ok(Program::default());
     }
+    if let Some(map) = Map::of(call.op) {
+        return elementwise::map(call, &map);
+    }
     match call.op {
-        Op::Activation(_) | Op::ActivationGrad(_) => elementwise::lower(call),
+        Op::Activation(_) | Op::ActivationGrad(_) | Op::Glu(_) | Op::GluGrad(_) => {
+            unreachable!("these are maps")
+        }
         Op::AdamW(_) | Op::Adam(_) | Op::Sgd(_) => optimizer::lower(calls),
         Op::Add(_) | Op::BiasAdd(_) => add::lower(call),
         Op::Amax(_) => amax::lower(calls),
@@ -145,14 +154,14 @@ pub fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
         Op::Dropout(_) => dropout::lower(call),
         Op::Embedding(_) | Op::EmbeddingGrad(_) => embedding::lower(call),
         Op::Fill(_) | Op::ZerosLike(_) => fill::lower(call),
-        Op::Glu(_) | Op::GluGrad(_) => elementwise::lower(call),
+        // What is no map quantizes.
+        Op::Fused(_) | Op::Quantize(_) => quantize::lower(calls),
         Op::Hadamard(_) => round_blocks::hadamard(call),
         Op::LayerNorm(_) | Op::LayerNormGrad(_) => norm::lower(call),
         Op::Matmul(_) => matmul::lower(call),
         Op::MergeDims(_) | Op::SplitDim(_) => Ok(elementwise::copy(call)),
         Op::QuantMatmul(_) => quant_matmul::lower(call),
         Op::QuantScale(_) => quant_scale::lower(calls),
-        Op::Quantize(_) => quantize::lower(calls),
         Op::QuantizeBlock(_) => quantize_block::lower(calls),
         Op::RmsNorm(_) | Op::RmsNormGrad(_) => norm::lower(call),
         Op::Rope(_) => rope::lower(call),

@@ -37,6 +37,10 @@ pub fn run_f32(
             }
         }
         Op::QuantMatmul(it) => quant_matmul_f32(it, inputs, results[0].data),
+        Op::Fused(it) => {
+            let cx = LocalCx { bounds: &[] };
+            it.body.run(inputs, results, |op, inputs, results| run_f32(op, inputs, results, &cx));
+        }
         // The reference is the definition of every op, and fast enough for most.
         _ => op.reference(inputs, results, cx),
     }

@@ -8,15 +8,15 @@
 //! add x, (norm_grad).dx               norm_grad with a residual
 //! add (pad_dim x), (pad_dim y)        concat x, y, where they fill the dimension
 //! ce_stats_grad (ce_loss_grad), ..    cross_entropy, with the loss and all before it
-//! sum_leading x, quantize x, s        quantize that gives the sum, too
+//! sum_leading x, quantize x, s        both as one
 //! transpose quantize                  quantize that gives both copies
-//! quantize (norm x), (delayed_scale)  norm that gives codes; so activations, glus and their gradients
+//! quantize (norm x), (delayed_scale)  norm that gives codes; activations, glus and their gradients with quantize
 //! embedding ids, (all_gather w)       embedding of the rows held, and a sum
 //! norm (add x, y)                     norm with a residual, which gives the sum as well
 //! cast (adamw).p                      adamw that gives p in both types
 //! slice (embedding_grad)              embedding_grad of the rows held
-//! backward: glu gate, up              glu_grad that gives it as well
-//! amax (glu gate, up)                 glu that gives it; so activations, norms, their gradients, adamw
+//! backward: glu gate, up              glu_grad and glu as one
+//! amax (glu gate, up)                 both as one; so activations; norms, their gradients and adamw give it
 //! ```
 //!
 //! What is in brackets must have no other reader, but for the last six rules. Sums are rounded once
@@ -35,16 +35,19 @@ mod codes;
 mod cross_entropy;
 mod embedding;
 mod glu;
+mod joined;
 mod pads;
 mod widen;
 
 use cranelift_entity::SecondaryMap;
 use ir::graph::Def;
-use ir::ops::{AdamW, CollectiveKind, Copies};
+use ir::ops::{AdamW, Body, CollectiveKind, Copies, Quantize};
 use ir::{DType, Graph, Node, Op, Phase, TensorType, Value};
+use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use crate::{Pass, PassError};
+use joined::Joined;
 
 /// See the [module docs](self).
 pub struct Fuse;
@@ -60,8 +63,9 @@ impl Pass<Graph> for Fuse {
 
     fn run(&self, graph: &mut Graph) -> Result<(), PassError> {
         let order = std::mem::take(&mut graph.order);
-        let order = glu::with_gradients(graph, order);
-        let mut walk = Walk::new(graph, &order);
+        let mut bodies = FxHashSet::default();
+        let order = glu::with_gradients(graph, order, &mut bodies);
+        let mut walk = Walk::new(graph, &order, bodies);
         order.iter().for_each(|&it| walk.node(it));
         order.iter().for_each(|&it| walk.amax(it));
         let Walk { places, .. } = walk;
@@ -84,14 +88,17 @@ struct Walk<'a> {
     n_reads: SecondaryMap<Value, u32>,
     /// The nodes that read a value in the given order.
     readers: SecondaryMap<Value, SmallVec<[Node; 2]>>,
+    /// Bodies that are made already.
+    bodies: FxHashSet<Body>,
 }
 
 impl<'a> Walk<'a> {
-    fn new(graph: &'a mut Graph, order: &[Node]) -> Walk<'a> {
+    fn new(graph: &'a mut Graph, order: &[Node], bodies: FxHashSet<Body>) -> Walk<'a> {
         let mut res = Walk {
             places: SecondaryMap::new(),
             n_reads: SecondaryMap::new(),
             readers: SecondaryMap::new(),
+            bodies,
             graph,
         };
         for (at, &node) in (0..).zip(order) {
@@ -234,19 +241,27 @@ impl<'a> Walk<'a> {
             return;
         }
         let Some((maker, 0)) = self.maker(codes, node) else { return };
-        let Op::Quantize(quantize) = &mut self.graph.nodes[maker].op else { return };
-        if quantize.copies != Copies::Rows {
+        let Some(mut joined) = Joined::of(self.graph, maker) else { return };
+        let Some((step, 0)) = joined.body.maker(joined.body.results()[0]) else { return };
+        let Op::Quantize(quantize @ Quantize { copies: Copies::Rows, .. }) = &step.op else {
             return;
-        }
-        self.n_reads[codes] -= 1;
+        };
         // Where rows are not kept for the backward pass, it quantizes again for columns.
-        let rows = self.n_reads[codes] > 0;
-        quantize.copies = if rows { Copies::Both } else { Copies::Columns };
+        let rows = self.n_reads[codes] > 1;
+        let copies = if rows { Copies::Both } else { Copies::Columns };
+        let quantize = Quantize { copies, ..quantize.clone() }.into();
+        let Some(body) = joined.body.with_maker(0, quantize, if rows { 2 } else { 1 }) else {
+            return;
+        };
+        joined.body = body;
         match rows {
-            true => self.insert(result, maker, 1),
-            false => self.hand_over(result, maker, 0),
+            true => joined.results.insert(1, result),
+            false => joined.results[0] = result,
         }
-        self.remove(node);
+        if self.become_joined(maker, joined) {
+            self.n_reads[codes] -= 1;
+            self.remove(node);
+        }
     }
 
     /// The new weight in the type in which it computes.

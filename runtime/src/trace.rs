@@ -387,7 +387,7 @@ fn slice(plan: &Plan, instruction: &Instruction) -> Option<Slice> {
             let (operands, results) = (shapes(operands), shapes(results));
             args["op"] = op.to_text().into();
             args["flops"] = op.flops(&views(&operands), &views(&results)).into();
-            (op.kind().name(), "op")
+            (op.name(), "op")
         }
         Instruction::Collective { kind, comm, parts, .. } => {
             let axes = plan.comms[*comm];

@@ -101,9 +101,13 @@ impl Phases {
     pub fn of(plan: &Plan, micro_batch: PlanSection) -> Phases {
         let sections = [micro_batch, PlanSection::Update];
         let step = plan.section(sections[0]);
-        let starts = |(index, it): (usize, &Instruction)| match it.name() {
-            "cross_entropy" => Some(index + 1),
-            name => name.ends_with("_grad").then_some(index),
+        let starts = |(index, it): (usize, &Instruction)| {
+            let Instruction::Compute { op, .. } = it else { return None };
+            let is = |of: &dyn Fn(&str) -> bool| op.parts().any(|it| of(it.kind().name()));
+            match is(&|it| it == "cross_entropy") {
+                true => Some(index + 1),
+                false => is(&|it| it.ends_with("_grad")).then_some(index),
+            }
         };
         Phases {
             sections,

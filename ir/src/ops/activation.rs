@@ -12,22 +12,16 @@ use serde::{Deserialize, Serialize};
 use smallvec::smallvec;
 
 use crate::ops::{
-    ActivationGrad, Amaxes, Codes, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample,
-    TypeError, Types, Values, View, ViewMut, floats, is_default,
+    ActivationGrad, Factors, GradCx, GradError, Grads, LocalCx, OpDef, Real, Sample, TypeError,
+    Types, View, ViewMut, arity, floats,
 };
-use crate::types::{DType, TensorType};
+use crate::types::TensorType;
 
-/// See the [module docs](self). Operands: `x`, and the scale of codes.
+/// See the [module docs](self).
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Activation {
     /// The function.
     pub kind: ActivationKind,
-    /// Also returns the amax of the result.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub amax: Amaxes,
-    /// Gives the result as codes.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub codes: Codes,
 }
 
 /// Which function. See the [module docs](self).
@@ -115,22 +109,21 @@ fn normal_cdf<T: Real>(x: T) -> T {
 }
 
 impl Activation {
-    /// With one result, in the type of the operand.
+    /// The op of a function.
     pub fn new(kind: ActivationKind) -> Activation {
-        Activation { kind, amax: Amaxes::default(), codes: Codes::default() }
+        Activation { kind }
     }
 }
 
 impl OpDef for Activation {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Types, TypeError> {
-        let inputs = self.codes.check(inputs, 1)?;
+        arity(inputs, 1)?;
         floats(inputs, 0)?;
-        self.amax.infer(self.codes.infer(smallvec![inputs[0].clone()])?)
+        Ok(smallvec![inputs[0].clone()])
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
-        let own = Factors::new("* -> *", self.codes.own(inputs), self.amax.own(results));
-        self.amax.factors(self.codes.factors(own))
+        Factors::new("* -> *", inputs, results)
     }
 
     fn reference<T: Real>(
@@ -139,12 +132,9 @@ impl OpDef for Activation {
         results: &mut [ViewMut<'_, T>],
         _cx: &LocalCx<'_>,
     ) {
-        let (results, amaxes) = self.amax.split(results);
         for (out, &x) in results[0].data.iter_mut().zip(inputs[0].data) {
             *out = self.kind.apply(x);
         }
-        self.amax.reference(results, amaxes);
-        self.codes.reference(inputs, results);
     }
 
     fn grad(&self, cx: &mut GradCx<'_, '_>) -> Result<Grads, GradError> {
@@ -153,29 +143,15 @@ impl OpDef for Activation {
     }
 
     fn in_place(&self) -> &'static [(usize, usize)] {
-        if self.codes.is_none() { &[(0, 0)] } else { &[] }
+        &[(0, 0)]
     }
 
-    fn localize(&self, results: &[&[u64]]) -> Option<crate::Op> {
-        let amax = self.amax.localize(results)?;
-        Some(Activation { amax, ..self.clone() }.into())
+    fn is_map(&self) -> bool {
+        true
     }
 
     fn samples() -> Vec<Sample> {
-        let sample = |op: Activation| {
-            let shapes: [&[u64]; 2] = [&[4, 5], &[]];
-            let n = 1 + op.codes.of.len();
-            let sample = Sample::floats(op, &shapes[..n]);
-            if n > 1 { sample.fill(1, Values::Positive) } else { sample }
-        };
-        let plain = Activation::new(ActivationKind::Gelu);
-        let amaxes = |pieces| Amaxes { of: vec![0], pieces };
-        let codes = Codes { of: [(0, DType::E4M3)].into() };
-        let fused = [
-            Activation { amax: amaxes(vec![(0, 2)]), ..plain.clone() },
-            Activation { codes: codes.clone(), ..plain.clone() },
-            Activation { amax: amaxes(vec![]), codes, ..plain },
-        ];
-        ActivationKind::ALL.map(Activation::new).into_iter().chain(fused).map(sample).collect()
+        let sample = |kind| Sample::floats(Activation::new(kind), &[&[4, 5]]);
+        ActivationKind::ALL.map(sample).to_vec()
     }
 }

@@ -56,6 +56,10 @@ impl OpDef for Add {
         Some(self.clone().into())
     }
 
+    fn is_map(&self) -> bool {
+        true
+    }
+
     fn is_sum(&self) -> bool {
         true
     }

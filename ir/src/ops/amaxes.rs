@@ -121,12 +121,8 @@ impl Amaxes {
 macro_rules! amaxes {
     ($op:expr, $($borrow:tt)+) => {
         match $op {
-            Op::Activation(it) => Some($($borrow)+ it.amax),
-            Op::ActivationGrad(it) => Some($($borrow)+ it.amax),
             Op::AdamW(it) => Some($($borrow)+ it.amax),
             Op::Adam(it) => Some($($borrow)+ it.amax),
-            Op::Glu(it) => Some($($borrow)+ it.amax),
-            Op::GluGrad(it) => Some($($borrow)+ it.amax),
             Op::LayerNorm(it) => Some($($borrow)+ it.amax),
             Op::LayerNormGrad(it) => Some($($borrow)+ it.amax),
             Op::RmsNorm(it) => Some($($borrow)+ it.amax),

@@ -48,6 +48,10 @@ impl OpDef for Cast {
         Ok(smallvec![cx.op(0, Cast { to }, &[grad])?])
     }
 
+    fn is_map(&self) -> bool {
+        true
+    }
+
     fn casts_to(&self) -> Option<DType> {
         Some(self.to)
     }

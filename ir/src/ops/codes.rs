@@ -90,10 +90,6 @@ impl Codes {
 macro_rules! codes {
     ($op:expr, $($borrow:tt)+) => {
         match $op {
-            Op::Activation(it) => Some($($borrow)+ it.codes),
-            Op::ActivationGrad(it) => Some($($borrow)+ it.codes),
-            Op::Glu(it) => Some($($borrow)+ it.codes),
-            Op::GluGrad(it) => Some($($borrow)+ it.codes),
             Op::LayerNorm(it) => Some($($borrow)+ it.codes),
             Op::RmsNorm(it) => Some($($borrow)+ it.codes),
             _ => None,

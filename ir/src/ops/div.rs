@@ -55,6 +55,10 @@ impl OpDef for Div {
         &[(0, 0)]
     }
 
+    fn is_map(&self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         vec![
             Sample::floats(Div {}, &[&[4, 6], &[4, 6]]).fill(1, Values::Positive),

@@ -52,6 +52,10 @@ impl OpDef for Mul {
         &[(0, 0)]
     }
 
+    fn is_map(&self) -> bool {
+        true
+    }
+
     fn samples() -> Vec<Sample> {
         vec![Sample::floats(Mul {}, &[&[4, 6], &[4, 6]]), Sample::floats(Mul {}, &[&[5], &[5]])]
     }

@@ -3,22 +3,19 @@
 //! ```text
 //! rows      x[b s k]  ->  [b s k]     as fprop and dgrad read it
 //! columns   x[b s k]  ->  [k b s]     as wgrad does: FP8 GEMMs of Hopper contract the last dims
-//! sum       x[b s k]  ->  [k]         of `x`, unscaled: the gradient of a bias
 //! ```
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::ops::factors::letters;
-use crate::ops::sum_leading::sum_rows;
 use crate::ops::{
-    Factors, LocalCx, OpDef, Origin, Quantizes, Real, Sample, ScaleFrom, StandsFor, Sums,
-    TypeError, Types, Values, View, ViewMut, arity, floats, is_default, ndim_at_least, pieces,
+    Factors, LocalCx, OpDef, Origin, Quantizes, Real, Sample, ScaleFrom, StandsFor, TypeError,
+    Types, Values, View, ViewMut, arity, floats, is_default, ndim_at_least, pieces,
 };
 use crate::types::{DType, TensorType};
 
-/// See the [module docs](self). Operands: `x` and its scale, f32; results: the copies asked for, rows first, then the
-/// sum.
+/// See the [module docs](self). Operands: `x` and its scale, f32; results: the copies asked for, rows first.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Quantize {
     /// FP8 type of the codes.
@@ -29,15 +26,12 @@ pub struct Quantize {
     /// Dimensions of `x` in pieces that have scales of their own.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pieces: Vec<usize>,
-    /// Also returns the sum of `x`, for which result 0 stands.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub sums: Sums,
 }
 
 impl Quantize {
-    /// Codes and nothing else, with one scale.
+    /// Codes with one scale.
     pub fn new(to: DType, copies: Copies) -> Quantize {
-        Quantize { to, copies, pieces: Vec::new(), sums: Sums::default() }
+        Quantize { to, copies, pieces: Vec::new() }
     }
 }
 
@@ -99,7 +93,7 @@ impl OpDef for Quantize {
         let shape = &inputs[0].shape;
         let rows = self.copies.rows().then(|| TensorType::new(self.to, shape));
         let columns = self.copies.columns().then(|| TensorType::new(self.to, &last_first(shape)));
-        self.sums.infer(inputs, 1, rows.into_iter().chain(columns).collect())
+        Ok(rows.into_iter().chain(columns).collect())
     }
 
     fn factors(&self, inputs: &[&TensorType], results: &[&TensorType]) -> Factors {
@@ -116,8 +110,7 @@ impl OpDef for Quantize {
         };
         let sizes = pieces::sizes(&names, &self.pieces, &inputs[1].shape);
         let text = format!("{rows}, {scale} -> {results_text}");
-        let copies = self.sums.before(results);
-        self.sums.factors(Factors::with_sizes(&text, &sizes, inputs, copies))
+        Factors::with_sizes(&text, &sizes, inputs, results)
     }
 
     /// Rounding happens where the caller stores the codes.
@@ -128,8 +121,6 @@ impl OpDef for Quantize {
         _cx: &LocalCx<'_>,
     ) {
         let (x, scale) = (inputs[0], inputs[1]);
-        let (results, sums) = self.sums.split(results);
-        sums.iter_mut().for_each(|it| sum_rows(x.data, it.data));
         let mut codes = vec![T::zero(); x.data.len()];
         match scale.data {
             &[scale] => codes.iter_mut().zip(x.data).for_each(|(out, &x)| *out = x * scale),
@@ -153,9 +144,7 @@ impl OpDef for Quantize {
     }
 
     fn batches_with(&self, other: &Self) -> bool {
-        // Parts of sums are of one tensor.
-        let summed = !self.sums.is_none() || !other.sums.is_none();
-        !summed && (self.to, self.copies) == (other.to, other.copies)
+        (self.to, self.copies) == (other.to, other.copies)
     }
 
     fn is_form(&self) -> bool {
@@ -168,7 +157,6 @@ impl OpDef for Quantize {
 
     fn samples() -> Vec<Sample> {
         let op = |copies, pieces| Quantize { pieces, ..Quantize::new(DType::E4M3, copies) };
-        let sum = |op| Quantize { sums: Sums { of: [(0, DType::F32)].into() }, ..op };
         let sample = |op, x: &[u64], scale: &[u64]| {
             Sample::floats(op, &[x, scale]).fill(1, Values::Positive)
         };
@@ -176,9 +164,6 @@ impl OpDef for Quantize {
             sample(op(Copies::Rows, vec![]), &[4, 6], &[]),
             sample(op(Copies::Columns, vec![0]), &[4, 2, 6], &[4]),
             sample(op(Copies::Both, vec![0, 2]), &[4, 2, 8], &[2, 4]),
-            sample(sum(op(Copies::Rows, vec![])), &[4, 6], &[]),
-            sample(sum(op(Copies::Columns, vec![])), &[4, 2, 6], &[]),
-            sample(sum(op(Copies::Both, vec![0, 2])), &[4, 2, 8], &[2, 4]),
         ]
     }
 }

@@ -53,6 +53,10 @@ impl OpDef for Scale {
         &[(0, 0)]
     }
 
+    fn is_map(&self) -> bool {
+        true
+    }
+
     fn is_sum(&self) -> bool {
         true
     }

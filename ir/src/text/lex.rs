@@ -163,6 +163,19 @@ impl<'a> Cursor<'a> {
         Ok(Cow::Borrowed(&rest[..len]))
     }
 
+    /// The name of a body, with its sigil: `@glu+amax`, `@glu+amax#2`.
+    pub fn body_name(&mut self) -> Result<&'a str, ParseError> {
+        let start = self.skip();
+        let rest = &self.text.as_bytes()[start..];
+        let ends = |it: &u8| !is_name_byte(*it) && !matches!(it, b'@' | b'+' | b'#');
+        let len = rest.iter().position(ends).unwrap_or(rest.len());
+        if len < 2 || rest[0] != b'@' {
+            return Err(self.expected("a body (`@name`)"));
+        }
+        self.pos += len;
+        Ok(self.since(start))
+    }
+
     /// A string in double quotes.
     pub fn string(&mut self, what: &str) -> Result<Cow<'a, str>, ParseError> {
         let start = self.skip();

@@ -4,6 +4,7 @@
 //! Whatever the input, the answer is a program or a [`ParseError`]: sizes are checked here so that
 //! nothing later can overflow on them.
 
+mod body;
 mod graph;
 mod plan;
 
@@ -16,7 +17,7 @@ use serde::de::DeserializeOwned;
 use super::lex::Cursor;
 use super::{PHASES, ParseError, Program};
 use crate::graph::{Init, Name};
-use crate::ops::{CollectiveKind, Op};
+use crate::ops::{Body, CollectiveKind, Fused, Op};
 use crate::placement::{AxisSet, Mesh, MeshAxis, ReduceOp, Sharding};
 use crate::{DType, Phase, Shape, TensorType};
 
@@ -27,6 +28,8 @@ pub(super) struct Parser<'a> {
     ops: FxHashMap<&'a str, Op>,
     /// Shardings by their text.
     shardings: FxHashMap<&'a str, Sharding>,
+    /// Bodies by their name, with its `@`.
+    bodies: FxHashMap<&'a str, Body>,
 }
 
 /// The first line of a program.
@@ -60,8 +63,8 @@ enum Call {
 
 impl<'a> Parser<'a> {
     pub fn new(text: &'a str) -> Parser<'a> {
-        let (ops, shardings) = (FxHashMap::default(), FxHashMap::default());
-        Parser { cursor: Cursor::new(text), ops, shardings }
+        let (ops, shardings, bodies) = Default::default();
+        Parser { cursor: Cursor::new(text), ops, shardings, bodies }
     }
 
     /// The whole file.
@@ -75,6 +78,15 @@ impl<'a> Parser<'a> {
             return Err(self.cursor.expected("`graph` or `plan`"));
         };
         self.cursor.skip_lines();
+        match self.cursor.byte() {
+            None => Ok(res),
+            Some(_) => Err(self.cursor.expected("nothing after the closing `}`")),
+        }
+    }
+
+    /// A body and nothing else.
+    pub fn only_body(mut self) -> Result<Body, ParseError> {
+        let res = self.body()?;
         match self.cursor.byte() {
             None => Ok(res),
             Some(_) => Err(self.cursor.expected("nothing after the closing `}`")),
@@ -268,9 +280,24 @@ impl<'a> Parser<'a> {
         if let Some(&kind) = collectives.iter().find(|it| it.name() == word) {
             return self.collective(kind, mesh);
         }
+        if self.cursor.byte() == Some(b'@') {
+            let name = self.cursor.body_name()?;
+            let unknown = || {
+                let message = format!("unknown body `{name}`: it is declared before it is used");
+                self.cursor.error(start..start + name.len(), message)
+            };
+            let body = self.bodies.get(name).ok_or_else(unknown)?.clone();
+            return Ok(Call::Op(Fused { body }.into()));
+        }
+        self.op().map(Call::Op)
+    }
+
+    /// `matmul(transpose_b:true)`, which is no collective.
+    fn op(&mut self) -> Result<Op, ParseError> {
+        let start = self.cursor.skip();
         let text = self.cursor.ron_text("an op")?;
         if let Some(op) = self.ops.get(text) {
-            return Ok(Call::Op(op.clone()));
+            return Ok(op.clone());
         }
         let fail = |message| Err(self.cursor.error(start..start + text.len(), message));
         match Op::from_text(text) {
@@ -279,7 +306,7 @@ impl<'a> Parser<'a> {
             }
             Ok(op) => {
                 self.ops.insert(text, op.clone());
-                Ok(Call::Op(op))
+                Ok(op)
             }
             Err(message) => fail(message),
         }

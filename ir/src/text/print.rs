@@ -1,5 +1,6 @@
 //! Printing: one walk over the program into one `String`.
 
+use std::collections::hash_map::Entry;
 use std::fmt::Write as _;
 use std::ops::Range;
 
@@ -10,7 +11,7 @@ use serde::Serialize;
 use super::{PHASES, is_name_byte, section_name};
 use crate::digest::Digest;
 use crate::graph::{AfterForward, Checkpoint, Def, Init, Param, Scope, ScopeData, Training};
-use crate::ops::{CollectiveKind, Op};
+use crate::ops::{Body, CollectiveKind, Fused, Op};
 use crate::placement::{AxisSet, Mesh, Sharding};
 use crate::plan::{Buffer, Instruction, Plan, PlanSection};
 use crate::quant::Recipe;
@@ -28,6 +29,7 @@ pub fn print_graph(graph: &Graph) -> String {
     for (scope, data) in &graph.scopes {
         printer.scope(scope, data);
     }
+    printer.bodies(graph.order.iter().map(|&it| &graph.nodes[it].op));
     let mut printer = GraphPrinter { live: live(graph), graph, printer };
     printer.leaves();
     printer.nodes();
@@ -71,6 +73,11 @@ pub(crate) fn plan_without_digest(plan: &Plan) -> String {
         }
         printer.out.push('\n');
     }
+    let instructions = plan.sections.iter().flatten();
+    printer.bodies(instructions.filter_map(|it| match it {
+        Instruction::Compute { op, .. } => Some(op),
+        _ => None,
+    }));
     let mut printer = PlanPrinter { copies: copies(plan), plan, printer };
     printer.buffers();
     for section in PlanSection::ALL {
@@ -102,6 +109,8 @@ struct Printer<'a> {
     ops: FxHashMap<&'a Op, Range<usize>>,
     /// Where each sharding was printed first.
     shardings: FxHashMap<&'a Sharding, Range<usize>>,
+    /// For each body, how many before it have its name.
+    bodies: FxHashMap<&'a Body, u32>,
 }
 
 impl<'a> Printer<'a> {
@@ -111,6 +120,7 @@ impl<'a> Printer<'a> {
             mesh,
             ops: FxHashMap::default(),
             shardings: FxHashMap::default(),
+            bodies: FxHashMap::default(),
         }
     }
 
@@ -211,9 +221,38 @@ impl<'a> Printer<'a> {
         super::ron_options().to_writer(&mut self.out, value).expect("IR data has a RON form");
     }
 
+    /// The bodies of these ops, each once.
+    fn bodies(&mut self, ops: impl Iterator<Item = &'a Op>) {
+        let mut seen: FxHashMap<&str, u32> = FxHashMap::default();
+        for op in ops {
+            let Op::Fused(Fused { body }) = op else { continue };
+            if let Entry::Vacant(entry) = self.bodies.entry(body) {
+                let count = seen.entry(body.name()).or_insert(0);
+                entry.insert(*count);
+                *count += 1;
+                self.out.push_str("  body ");
+                self.body_name(body);
+                self.out.push(' ');
+                let between = ["\n    ", "\n    ", "\n  "];
+                body.write(&mut self.out, between).expect("a String takes everything");
+                self.out.push('\n');
+            }
+        }
+    }
+
+    fn body_name(&mut self, body: &Body) {
+        self.write(format_args!("@{}", body.name()));
+        match self.bodies[body] {
+            0 => (),
+            n => self.write(format_args!("#{}", n + 1)),
+        }
+    }
+
     fn op(&mut self, op: &'a Op) {
-        if let Op::Collective(collective) = op {
-            return self.collective(collective.kind, Some(collective.axes));
+        match op {
+            Op::Collective(it) => return self.collective(it.kind, Some(it.axes)),
+            Op::Fused(it) => return self.body_name(&it.body),
+            _ => (),
         }
         match self.ops.get(op) {
             Some(range) => self.out.extend_from_within(range.clone()),

@@ -389,6 +389,24 @@ fn errors_say_where_and_what_was_expected() {
         "expected one of the phases logical, sharded, explicit, local, found `planned`",
     );
     check_error("graph @g mesh=() {\n}\n", "{", "`phase=` is missing before the `{`");
+    let twice = "body @a (f32) {\n%1 = add %0\nreturn %1\n}\n".repeat(2);
+    check_error(&graph(&twice), "@a", "there is a body `@a` already");
+    check_error(
+        &graph("forward:\n%y = @a %x : f32[]"),
+        "@a",
+        "unknown body `@a`: it is declared before it is used",
+    );
+    check_error(
+        &plan("body @a (f32) {\n%2 = add %0\nreturn %2\n}"),
+        "%2",
+        "values are numbered in order: the next one is `%1`",
+    );
+    check_error(
+        &graph("body @a (f32) {\n%1 = add %1\nreturn %1\n}"),
+        "(f32)",
+        "`%1` is not made before it is read",
+    );
+    check_error(&graph("body @a (f32) {\n%1 = add %0"), "}", "expected `%`, found `}`");
     check_error("graph @g phase=local events=1", "events", "unknown property `events`");
     check_error(
         "graph @g phase=local mesh=(dp=0) {\n}\n",

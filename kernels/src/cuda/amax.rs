@@ -1,11 +1,11 @@
 //! Launches for `amax`: of many tensors together, or of the pieces of one; and what other ops need to take it on
-//! the way, or to make codes.
+//! the way.
 
 use ir::Op;
-use ir::ops::{Amaxes, Codes};
+use ir::ops::Amaxes;
 
 use crate::cuda::fill::zeros;
-use crate::cuda::launch::{arg, elements, grid, launch, null, program, result, typed};
+use crate::cuda::launch::{arg, elements, grid, launch, program, result, typed};
 use crate::cuda::optimizer::BLOCK;
 use crate::cuda::pieces::{dims, words};
 use crate::cuda::sum_squares::reduce;
@@ -33,24 +33,16 @@ pub(super) fn places(
     call: &OpCall<'_>,
     amaxes: &Amaxes,
 ) -> Result<Vec<Option<usize>>, Unsupported> {
-    let results = call.op.sums().before(call.results);
-    let n_own = amaxes.own(results).len();
-    if results[n_own..].iter().any(|it| elements(it) != 1) {
+    let n_own = amaxes.own(call.results).len();
+    if call.results[n_own..].iter().any(|it| elements(it) != 1) {
         return Err(Unsupported::new(call, "it takes one amax of a result"));
     }
     let place = |of: usize| amaxes.of.iter().position(|&it| it == of).map(|it| n_own + it);
     Ok((0..n_own).map(place).collect())
 }
 
-/// The scale of each of the op's own results; what is not made as codes has none.
-pub(super) fn scales(call: &OpCall<'_>, codes: &Codes, n_own: usize) -> impl Iterator<Item = Arg> {
-    let first = codes.own(call.args).len();
-    (0..n_own).map(move |it| codes.scale_of(it).map_or(null(), |at| arg(first + at)))
-}
-
 /// Zeroes what a kernel raises to an amax.
 pub(super) fn zeroed(call: &OpCall<'_>, amaxes: &Amaxes) -> impl Iterator<Item = Work> {
-    let results = call.op.sums().before(call.results);
-    let n_own = amaxes.own(results).len();
-    (n_own..results.len()).map(|it| zeros(it, &call.results[it]))
+    let n_own = amaxes.own(call.results).len();
+    (n_own..call.results.len()).map(|it| zeros(it, &call.results[it]))
 }

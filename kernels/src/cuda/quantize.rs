@@ -8,10 +8,9 @@
 //! ```
 
 use ir::DType;
-use ir::Op;
-use ir::ops::Quantize;
 
 use crate::cuda::fill::zeros;
+use crate::cuda::fused::Summed;
 use crate::cuda::launch::{
     arg, blocks, elements, grid, launch, null, program, result, rows, size, sized, typed,
 };
@@ -36,42 +35,40 @@ pub(super) fn squares(n_rows: u64, n_columns: u64) -> u64 {
 
 pub(super) fn lower(calls: &[OpCall<'_>]) -> Result<Program, Unsupported> {
     let call = &calls[0];
-    let Op::Quantize(op) = call.op else { return Err(Unsupported::new(call, "it has none")) };
-    let n_copies = op.sums.before(call.results).len();
-    let sum = call.results.get(n_copies);
-    if let Some(sum) = sum.filter(|_| elements(&call.args[0]) == 0) {
-        return Ok(program([zeros(n_copies, sum)]));
+    let op = Summed::of(call.op).ok_or_else(|| Unsupported::new(call, "it has none"))?;
+    if let Some(sum) = op.sum.filter(|_| elements(&call.args[0]) == 0) {
+        return Ok(program([zeros(sum, &call.results[sum])]));
     }
     let (mut res, columns) = match elements(&call.args[1]) {
-        1 => tensors(calls, op)?,
-        _ => pieces(call, op),
+        1 => tensors(calls, &op)?,
+        _ => pieces(call, &op),
     };
-    if let Some(sum) = sum {
-        columns.sum(Pointer::Result(n_copies as u32), sum.dtype, &mut res);
+    if let Some(sum) = op.sum {
+        columns.sum(Pointer::Result(sum as u32), call.results[sum].dtype, &mut res);
     }
     Ok(res)
 }
 
-fn function(calls: &[OpCall<'_>], op: &Quantize, entry: &'static str) -> Function {
+fn function(calls: &[OpCall<'_>], op: &Summed<'_>, entry: &'static str) -> Function {
     let defines = vec![
         typed("X", calls[0].args[0].dtype),
-        typed("CODE", op.to),
+        typed("CODE", op.quantize.to),
         aligned(calls),
-        sized("SUM", (!op.sums.is_none()).into()),
+        sized("SUM", op.sum.is_some().into()),
     ];
     Function { source: "quantize.cu", defines, entry }
 }
 
 /// One scale each; and the sums of each row of squares, if that is asked for.
-fn tensors(calls: &[OpCall<'_>], op: &Quantize) -> Result<(Program, Columns), Unsupported> {
+fn tensors(calls: &[OpCall<'_>], op: &Summed<'_>) -> Result<(Program, Columns), Unsupported> {
     let call = &calls[0];
     let (n_rows, columns) = rows(&call.args[0]);
     let at = Pointer::Workspace(0);
     let parts = Columns { at, dtype: DType::F32, rows: n_rows.div_ceil(SIDE), columns };
     let mut table: Vec<Word> =
         calls.iter().enumerate().flat_map(|(i, it)| matrix(i, it, op)).collect();
-    let is_summed = !op.sums.is_none();
-    let in_squares = op.copies.columns() || is_summed;
+    let is_summed = op.sum.is_some();
+    let in_squares = op.quantize.copies.columns() || is_summed;
     let list: Vec<Word> = match in_squares {
         true => calls.iter().enumerate().map(|(i, it)| squares_of(i, it)).collect(),
         false => chunks(calls).collect(),
@@ -106,19 +103,19 @@ pub(super) fn aligned(calls: &[OpCall<'_>]) -> String {
 }
 
 /// Tensor `index` in the table.
-fn matrix(index: usize, call: &OpCall<'_>, op: &Quantize) -> [Word; WORDS] {
+fn matrix(index: usize, call: &OpCall<'_>, op: &Summed<'_>) -> [Word; WORDS] {
     let (first_arg, n_results) = (2 * index as u32, call.results.len() as u32);
     let first = index as u32 * n_results;
-    let copy = |there: bool, at: u32| match there {
-        true => Word::Pointer(Pointer::Result(at)),
-        false => Word::Value(0),
+    let copy = |at: Option<usize>| match at {
+        Some(at) => Word::Pointer(Pointer::Result(first + at as u32)),
+        None => Word::Value(0),
     };
     let (n_rows, n_columns) = rows(&call.args[0]);
     [
         Word::Pointer(Pointer::Arg(first_arg)),
         Word::Pointer(Pointer::Arg(first_arg + 1)),
-        copy(op.copies.rows(), first),
-        copy(op.copies.columns(), first + op.sums.before(call.results).len() as u32 - 1),
+        copy(op.rows()),
+        copy(op.columns()),
         Word::Value(n_rows),
         Word::Value(n_columns),
     ]
@@ -131,15 +128,15 @@ pub(super) fn squares_of(index: usize, call: &OpCall<'_>) -> Word {
 }
 
 /// Several scales; columns are summed as they are.
-fn pieces(call: &OpCall<'_>, op: &Quantize) -> (Program, Columns) {
-    let dims = dims(&call.args[0].shape, &call.args[1].shape, &op.pieces);
+fn pieces(call: &OpCall<'_>, op: &Summed<'_>) -> (Program, Columns) {
+    let dims = dims(&call.args[0].shape, &call.args[1].shape, &op.quantize.pieces);
     let (n_rows, n_columns) = rows(&call.args[0]);
-    let copy = |there: bool, at: usize| if there { result(at) } else { null() };
+    let copy = |at: Option<usize>| at.map_or(null(), result);
     let args = vec![
         arg(0),
         arg(1),
-        copy(op.copies.rows(), 0),
-        copy(op.copies.columns(), op.sums.before(call.results).len() - 1),
+        copy(op.rows()),
+        copy(op.columns()),
         size(n_rows),
         size(n_columns),
         Arg::Pointer(Pointer::Table(0)),

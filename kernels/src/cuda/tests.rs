@@ -2,8 +2,8 @@
 
 use ir::TensorType;
 use ir::ops::{
-    Along, Amax, Amaxes, BoundAt, Copies, GluGrad, GluKind, Granule, Matmul, OpKind, QuantMatmul,
-    Quantize, QuantizeBlock, RmsNormGrad, Rope, RoundNvFp4, Sample, SumLeading, Sums,
+    Along, Amax, Amaxes, BoundAt, Copies, Granule, Matmul, OpKind, QuantMatmul, Quantize,
+    QuantizeBlock, RmsNormGrad, Rope, RoundNvFp4, Sample, SumLeading,
 };
 
 use super::*;
@@ -139,6 +139,10 @@ fn parameter(text: &str, defines: &[String]) -> String {
     }
 }
 
+fn fused(body: &str) -> Op {
+    Op::from_text(&format!("fused(body:\"{body}\")")).unwrap_or_else(|it| panic!("{body}: {it}"))
+}
+
 /// The same with all real operands in `dtype`.
 fn in_dtype(mut sample: Sample, dtype: DType) -> Sample {
     let real = sample.inputs.iter_mut().filter(|it| it.ty.dtype.is_float());
@@ -151,10 +155,17 @@ fn programs_of_all_samples_fit_their_kernels() {
     let moved = |it: &OpKind| matches!(it, OpKind::Collective | OpKind::Reshard);
     for &kind in OpKind::ALL.iter().filter(|it| !moved(it)) {
         // A rank that holds several pieces takes amaxes by `amax`.
-        let of_a_rank = |it: &Sample| it.op.amaxes().is_none_or(Amaxes::are_numbers);
+        let number = |it: &Op| !matches!(it, Op::Amax(it) if it.pieces.iter().any(|it| it.1 != 1));
+        let of_a_rank = |it: &Sample| match it.op {
+            Op::Fused(_) => runs(&it.op) && it.op.parts().all(number),
+            _ => it.op.amaxes().is_none_or(Amaxes::are_numbers),
+        };
         for sample in kind.samples().into_iter().filter(of_a_rank) {
             lowered(&sample);
-            sample.in_bf16().iter().for_each(|it| drop(lowered(it)));
+            // A body has types of its own.
+            if kind != OpKind::Fused {
+                sample.in_bf16().iter().for_each(|it| drop(lowered(it)));
+            }
         }
     }
 }
@@ -189,7 +200,10 @@ fn a_cross_entropy_keeps_a_part_of_each_row() {
 
 #[test]
 fn a_gradient_gives_the_glu_in_the_same_launch() {
-    let op = GluGrad { recompute: true, ..GluGrad::new(GluKind::Swiglu) };
+    let op = fused(
+        "(bf16, bf16, bf16) { %3, %4 = glu_grad(kind:swiglu) %0, %1, %2; %5 = glu(kind:swiglu) %1, %2; \
+         return %3, %4, %5 }",
+    );
     let shape: &[u64] = &[8192, 14336];
     let program = lowered(&in_dtype(Sample::floats(op, &[shape; 3]), DType::Bf16));
     let [Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
@@ -301,8 +315,11 @@ fn rope_has_a_frequency_for_each_pair() {
 /// A number that blocks raise starts at zero, and no launch of its own follows.
 #[test]
 fn an_amax_of_a_result_is_zeroed_and_raised() {
-    let (amax, shape) = (Amaxes { of: vec![1], pieces: Vec::new() }, &[64, 96][..]);
-    let op = GluGrad { amax, ..GluGrad::new(GluKind::Swiglu) };
+    let op = fused(
+        "(bf16, bf16, bf16) { %3, %4 = glu_grad(kind:swiglu) %0, %1, %2; %5 = amax %4; \
+         return %3, %4, %5 }",
+    );
+    let shape: &[u64] = &[64, 96];
     let program = lowered(&in_dtype(Sample::floats(op, &[shape; 3]), DType::Bf16));
     let [zeroed, Work::Launch(launch)] = program.work.as_slice() else { panic!("{program:?}") };
     let amax = Pointer::Result(2);
@@ -688,8 +705,9 @@ fn codes_with_columns_are_made_of_squares() {
 /// Each row of squares leaves a row of sums, which a second launch adds up.
 #[test]
 fn codes_with_a_sum_are_made_of_squares() {
-    let sums = Sums { of: [(0, DType::Bf16)].into() };
-    let op = Quantize { sums, ..Quantize::new(DType::E5M2, Copies::Rows) };
+    let op = fused(
+        "(f32, f32) { %2 = quantize(to:e5m2) %0, %1; %3 = sum_leading(out:Some(bf16)) %0; return %2, %3 }",
+    );
     let program = lowered(&Sample::floats(op.clone(), &[&[3, 100, 200], &[]]));
     let [Work::Launch(codes), Work::Launch(sum)] = program.work.as_slice() else {
         panic!("{program:?}")
@@ -708,11 +726,13 @@ fn codes_with_a_sum_are_made_of_squares() {
 /// Parts of 50 rows, in tiles of 128 columns, f32; all parts of a result, then those of the next.
 #[test]
 fn gradients_of_glus_sum_what_they_make_in_parts() {
-    let sums = Sums { of: [(1, DType::F32), (0, DType::Bf16)].into() };
-    let op = GluGrad { sums, ..GluGrad::new(GluKind::Swiglu) };
+    let op = fused(
+        "(f32, f32, f32) { %3, %4 = glu_grad(kind:swiglu) %0, %1, %2; %5 = sum_leading %4; \
+         %6 = sum_leading(out:Some(bf16)) %3; return %3, %4, %5, %6 }",
+    );
     let shape: &[u64] = &[2, 100, 256];
     let program = lowered(&Sample::floats(op, &[shape; 3]));
-    let [Work::Launch(glu), Work::Launch(up), Work::Launch(gate)] = program.work.as_slice() else {
+    let [Work::Launch(glu), Work::Launch(gate), Work::Launch(up)] = program.work.as_slice() else {
         panic!("{program:?}")
     };
     assert_eq!((glu.function.entry, glu.grid), ("glu_grad", [2, 4, 1]));
@@ -759,9 +779,11 @@ fn tensors_with_several_scales_or_a_sum_are_not_batched() {
         assert_eq!(batchable(&call, &call), batched);
         let call = OpCall { op: &quantize, args: &args, results: &codes, bounds: &[] };
         assert_eq!(batchable(&call, &call), batched);
-        let Op::Quantize(mut summed) = quantize.clone() else { unreachable!("it is one") };
-        summed.sums.push((0, DType::F32));
-        let (summed, [codes]) = (summed.into(), codes);
+        let summed = fused(
+            "(bf16, f32) { %2 = quantize(to:e4m3,pieces:[0]) %0, %1; %3 = sum_leading(out:Some(f32)) %0; \
+             return %2, %3 }",
+        );
+        let [codes] = codes;
         let results = [codes, operand(DType::F32, 8)];
         let call = OpCall { op: &summed, args: &args, results: &results, bounds: &[] };
         assert!(!batchable(&call, &call));

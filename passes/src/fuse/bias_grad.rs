@@ -1,7 +1,7 @@
 //! The gradient of a bias, which what quantizes the gradient of the projection behind it sums on the way.
 //!
 //! ```text
-//! %db = sum_leading %dy                     %dy.codes, %db = quantize(to:e5m2,sums:(of:[(0,bf16)])) %dy, %s
+//! %db = sum_leading %dy                     %dy.codes, %db = @quantize+sum_leading %dy, %s
 //! %db.sum = all_reduce(sum, dp) %db         %db.sum = all_reduce(sum, dp) %db
 //! %dy.codes = quantize(to:e5m2) %dy, %s
 //! ```
@@ -9,14 +9,15 @@
 //! The sum is that of what is quantized, as before; what makes `%dy` may then make the codes and sum what it computes
 //! (`codes.rs`). What needs the sum moves behind the codes, which must not need it. Scales of blocks have no such form.
 
+use ir::ops::SumLeading;
 use ir::{Node, Op, Value};
 
-use super::Walk;
+use super::{Joined, Walk};
 
 impl Walk<'_> {
     pub(super) fn bias_grad(&mut self, node: Node) {
         let data = &self.graph.nodes[node];
-        let (x, index) = (data.inputs[0], data.results.len());
+        let x = data.inputs[0];
         let sums = |it: &&Node| matches!(self.graph.nodes[**it].op, Op::SumLeading(_));
         let Some(&sum) = self.readers[x].iter().find(sums) else { return };
         if self.graph.nodes[sum].section != data.section {
@@ -24,16 +25,19 @@ impl Walk<'_> {
         }
         let result = self.graph.nodes[sum].results[0];
         let Some(early) = self.needed_before(result, node) else { return };
+        // The sum keeps its type where it is of what is computed in f32.
+        let out = Some(self.graph.ty(result).dtype);
+        self.graph.nodes[sum].op = SumLeading { out }.into();
+        let joined = Joined::of(self.graph, node).and_then(|it| it.then(self.graph, sum));
+        if !joined.is_some_and(|it| self.become_joined(node, it)) {
+            return;
+        }
         let (at, last) = self.place(node);
         for (n, it) in (last + 1..).zip(early) {
             self.places[it] = Some((at, n));
         }
-        let dtype = self.graph.ty(result).dtype;
-        let Op::Quantize(op) = &mut self.graph.nodes[node].op else { return };
-        op.sums.push((0, dtype));
         self.n_reads[x] -= 1;
         self.readers[x].retain(|it| *it != sum);
-        self.hand_over(result, node, index);
         self.remove(sum);
     }
 

@@ -17,8 +17,7 @@ use ir::ops::{Copies, Quantize};
 use ir::{DType, Node, Op, Value};
 use smallvec::SmallVec;
 
-use super::amax::n_observed;
-use super::{Place, Walk};
+use super::{Joined, Place, Walk};
 
 /// The node that makes an amax, and the values that it has until it is in a history.
 type Observer = (Node, SmallVec<[Value; 2]>);
@@ -26,28 +25,42 @@ type Observer = (Node, SmallVec<[Value; 2]>);
 impl Walk<'_> {
     pub(super) fn codes(&mut self, node: Node) {
         let data = &self.graph.nodes[node];
-        let Op::Quantize(Quantize { to, copies: Copies::Rows, ref sums, .. }) = data.op else {
+        let Op::Quantize(Quantize { to, copies: Copies::Rows, .. }) = *data.op.maker(0).0 else {
             return;
         };
         let (x, scale, results) = (data.inputs[0], data.inputs[1], data.results.clone());
-        let sum = sums.of.first().map(|it| it.1);
         let Some((maker, of)) = self.maker(x, node) else { return };
-        let op = &mut self.graph.nodes[maker].op;
-        let sums = sum.is_none() || op.sums_mut().is_some();
-        if of >= n_observed(op) || op.codes().is_none() || !sums {
+        let op = &self.graph.nodes[maker].op;
+        let flagged = op.codes().is_some();
+        if flagged && (of > 0 || results.len() > 1) {
             return;
         }
         let Some(scale_first) = self.scale_before(scale, maker) else { return };
         let Some(readers) = self.others_of(x, node) else { return };
-        if let Some((amax, wide)) = readers {
-            self.amax(amax);
-            if self.places[amax].is_some() {
+        if !flagged {
+            let amax = readers.as_ref().map(|it| it.0);
+            let Some(joined) = self.made_as_codes(maker, amax, node) else { return };
+            if !self.become_joined(maker, joined) {
                 return;
+            }
+            amax.into_iter().for_each(|it| self.remove(it));
+        }
+        if let Some((amax, wide)) = readers {
+            if flagged {
+                self.amax(amax);
+                if self.places[amax].is_some() {
+                    return;
+                }
             }
             wide.into_iter().for_each(|it| self.graph.values[it].ty.dtype = DType::F32);
         }
         if let Some((scaler, place)) = scale_first {
             self.places[scaler] = Some(place);
+        }
+        if !flagged {
+            self.n_reads[x] = 0;
+            self.remove(node);
+            return;
         }
         let data = &mut self.graph.nodes[maker];
         let codes = data.op.codes_mut().expect("it can make some");
@@ -55,12 +68,24 @@ impl Walk<'_> {
         data.inputs.push(scale);
         self.n_reads[x] -= 1;
         self.hand_over(results[0], maker, of);
-        if let (Some(to), Some(sums)) = (sum, self.graph.nodes[maker].op.sums_mut()) {
-            sums.push((of, to));
-            let index = self.graph.nodes[maker].results.len();
-            self.hand_over(results[1], maker, index);
-        }
         self.remove(node);
+    }
+
+    /// Joins `maker` with the amax of what `node` quantizes, and with its codes in its place.
+    fn made_as_codes(&self, maker: Node, amax: Option<Node>, node: Node) -> Option<Joined> {
+        let graph = &*self.graph;
+        let (x, codes) = (graph.nodes[node].inputs[0], graph.nodes[node].results[0]);
+        let mut joined = Joined::of(graph, maker)?;
+        if let Some(amax) = amax {
+            if !self.is_of_one_piece(amax) {
+                return None;
+            }
+            joined = joined.then(graph, amax)?;
+        }
+        let joined = joined.widened(graph, x)?.then(graph, node)?;
+        let others = joined.results.iter().filter(|it| **it != codes);
+        let results = others.map(|&it| if it == x { codes } else { it }).collect();
+        joined.returning(results)
     }
 
     /// What makes the scale of a history, and where it must move to be in front of `maker`, if it must; `None` if it

@@ -2,20 +2,25 @@
 //!
 //! ```text
 //! %dy = matmul %dz, %w                     %dy = matmul %dz, %w
-//! %y = glu %gate, %up                      %dgate, %dup, %y = glu_grad(recompute:true) %dy, %gate, %up
+//! %y = glu %gate, %up                      %dgate, %dup, %y = @glu_grad+glu %dy, %gate, %up
 //! %dw = matmul(transpose_a:true) %dz, %y   %dw = matmul(transpose_a:true) %dz, %y
 //! %dgate, %dup = glu_grad %dy, %gate, %up
 //! ```
 //!
 //! What needs `%y`, directly or not, moves behind the gradient; so the gradient must not need it.
 
-use ir::graph::Def;
-use ir::ops::{GluGrad, GluKind};
+use ir::ops::{Body, GluKind};
 use ir::{Graph, Node, Op, Section, Value};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::Joined;
+
 /// The order in which each `glu` of the backward pass that can be is made by its gradient.
-pub(super) fn with_gradients(graph: &mut Graph, order: Vec<Node>) -> Vec<Node> {
+pub(super) fn with_gradients(
+    graph: &mut Graph,
+    order: Vec<Node>,
+    bodies: &mut FxHashSet<Body>,
+) -> Vec<Node> {
     let mut glus: FxHashMap<(GluKind, Value, Value), Node> = FxHashMap::default();
     let mut res = Vec::with_capacity(order.len());
     for node in order {
@@ -24,9 +29,9 @@ pub(super) fn with_gradients(graph: &mut Graph, order: Vec<Node>) -> Vec<Node> {
             (Op::Glu(it), &[gate, up]) if data.section == Section::Backward => {
                 glus.insert((it.kind, gate, up), node);
             }
-            (Op::GluGrad(it), &[_, gate, up]) if !it.recompute => {
+            (Op::GluGrad(it), &[_, gate, up]) => {
                 if let Some(&glu) = glus.get(&(it.kind, gate, up))
-                    && let Some(moved) = make_moved(graph, &mut res, glu, node)
+                    && let Some(moved) = make_moved(graph, &mut res, [glu, node], bodies)
                 {
                     res.push(node);
                     res.extend(moved);
@@ -45,8 +50,8 @@ pub(super) fn with_gradients(graph: &mut Graph, order: Vec<Node>) -> Vec<Node> {
 fn make_moved(
     graph: &mut Graph,
     before: &mut Vec<Node>,
-    glu: Node,
-    grad: Node,
+    [glu, grad]: [Node; 2],
+    bodies: &mut FxHashSet<Body>,
 ) -> Option<Vec<Node>> {
     let y = graph.nodes[glu].results[0];
     if !is_alike(graph, y, grad) {
@@ -65,14 +70,11 @@ fn make_moved(
     if graph.nodes[grad].inputs.iter().any(|it| needs.contains(it)) {
         return None;
     }
+    let joined = Joined::of(graph, grad)?.then(graph, glu)?;
+    let op = joined.op(bodies)?;
     before.truncate(at);
     before.extend(stays);
-    let data = &mut graph.nodes[grad];
-    if let Op::GluGrad(GluGrad { recompute, .. }) = &mut data.op {
-        *recompute = true;
-    }
-    graph.values[y].def = Def::Result { node: grad, index: data.results.len() as u32 };
-    data.results.push(y);
+    graph.set_op(grad, op, &joined.inputs, &joined.results);
     Some(moved)
 }
 

@@ -1,6 +1,6 @@
 //! A cast to f32 of what was summed in f32: the op that sums does not round in between.
 
-use ir::ops::Cast;
+use ir::ops::{Cast, Step, SumLeading};
 use ir::{DType, Node, Op, Value};
 
 use super::Walk;
@@ -34,12 +34,12 @@ impl Walk<'_> {
                 !it.bias && (!it.accumulate || self.can_be_wide(data.inputs[4], maker))
             }
             Op::Add(_) => data.inputs.iter().all(|&it| self.can_be_wide(it, maker)),
-            Op::EmbeddingGrad(_) | Op::SumLeading(_) => true,
+            Op::EmbeddingGrad(_) => true,
             Op::RmsNormGrad(_) => index == 1,
             Op::LayerNormGrad(_) => {
                 index > 0 && data.results[1..].iter().all(|&it| it == value || self.is_widened(it))
             }
-            op => index >= op.sums().before(&data.results).len(),
+            op => matches!(op.maker(index).0, Op::SumLeading(_)),
         }
     }
 
@@ -84,13 +84,14 @@ impl Walk<'_> {
                 self.graph.values[dw].ty.dtype = DType::F32;
                 self.graph.values[db].ty.dtype = DType::F32;
             }
-            op => {
-                let n = op.sums().before(&data.results).len();
-                let sum = data.results[n..].iter().position(|&it| it == value);
-                if let (Some(sum), Some(sums)) = (sum, op.sums_mut()) {
-                    sums.of[sum].1 = DType::F32;
-                }
+            Op::Fused(it) => {
+                let index = data.results.iter().position(|&it| it == value);
+                let slot = it.body.results()[index.expect("it makes the value")];
+                let sum =
+                    |first, _: &Step| (first == slot).then(|| SumLeading { out: wide }.into());
+                it.body = it.body.replaced(sum).expect("it is a sum");
             }
+            _ => (),
         }
     }
 }

@@ -155,7 +155,7 @@ impl Backend for CompareBackend {
         self.at = Some(call.at);
         self.tested.compute(call, stream)?;
         self.reference.compute(call, stream)?;
-        let makes_codes = call.op.codes().is_some_and(|it| !it.is_none());
+        let makes_codes = call.op.makes_codes();
         // Tensor cores sum products of codes in fewer bits.
         let wide = match call.op.engine() {
             Engine::Fp8Gemm { fast: true, .. } => CANCELLATION * FAST_TOLERANCE,

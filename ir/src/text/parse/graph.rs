@@ -103,6 +103,7 @@ impl<'a> Parser<'a> {
                 }
                 Ok(())
             }
+            "body" => self.body_statement(),
             "scope" => self.scope(draft),
             "input" => self.leaf(draft, Def::Input),
             "state" => self.leaf(draft, Def::State),
@@ -119,7 +120,7 @@ impl<'a> Parser<'a> {
                 Ok(())
             }
             _ => Err(self.cursor.expected(
-                "a statement (`%value = op ..`, input, param, state, sum, scope, training, run, store, \
+                "a statement (`%value = op ..`, input, param, state, sum, scope, body, training, run, store, \
                  result or a section)",
             )),
         }

@@ -126,6 +126,7 @@ impl<'a> Parser<'a> {
                 draft.plan.streams.push(data);
                 Ok(())
             }
+            "body" => self.body_statement(),
             "buffer" => self.buffer(draft),
             "param" => self.plan_param(draft),
             "result" => {
@@ -138,7 +139,7 @@ impl<'a> Parser<'a> {
             }
             _ if word.starts_with('s') => self.instruction(draft),
             _ => Err(self.cursor.expected(
-                "a statement (`s0: ..`, buffer, param, comm, stream, run, result or a section)",
+                "a statement (`s0: ..`, buffer, param, body, comm, stream, run, result or a section)",
             )),
         }
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use half::bf16;
 use ir::DType;
 use ir::TensorType;
-use ir::ops::{Engine, Op, Tensor, Types, bounds_of_whole, local_shape, run_reference};
+use ir::ops::{Engine, Fused, Op, Tensor, Types, bounds_of_whole, local_shape, run_reference};
 use ir::quant::Format;
 use kernels::cuda::{OpCall, Operand, Program, Work, lower};
 
@@ -344,14 +344,17 @@ fn compare(case: &Case, layout: &Layout, before: &[u8], after: &[u8]) -> Result<
             .collect();
         let shapes: Vec<_> = call.results().iter().map(|it| local_shape(&it.shape)).collect();
         let slots: Vec<&Slot> = results.by_ref().take(shapes.len()).collect();
-        let n_exact = n_exact(&call.op, slots.len());
-        same_bits(call, &operands, &slots, n_exact, after)?;
-        if n_exact == slots.len() {
+        let exact: Vec<bool> = (0..slots.len()).map(|it| is_exact(&call.op, it)).collect();
+        same_bits(call, &operands, &slots, &exact, after)?;
+        if exact.iter().all(|it| *it) {
             continue;
         }
         let expected = run_reference(&call.op, &operands, &shapes, &call.all_bounds());
         same_amaxes(&call.op, &slots, after)?;
-        for (i, (expected, slot)) in expected.iter().zip(slots).enumerate().skip(n_exact) {
+        for (i, (expected, slot)) in expected.iter().zip(slots).enumerate() {
+            if exact[i] {
+                continue;
+            }
             let found = decode(&slot.ty, &after[slot.range()]);
             let error = relative_error(&found.data, &expected.data);
             let tolerance = tolerance(call, slot.ty.dtype);
@@ -370,12 +373,11 @@ fn compare(case: &Case, layout: &Layout, before: &[u8], after: &[u8]) -> Result<
 
 /// Amaxes that an op takes on the way are of its results as they are stored, but for those that are codes.
 fn same_amaxes(op: &Op, slots: &[&Slot], after: &[u8]) -> Result<(), String> {
-    let Some(amaxes) = op.amaxes() else { return Ok(()) };
-    let first = amaxes.own(op.sums().before(slots)).len();
-    let stored = amaxes.of.iter().enumerate().filter(|it| !slots[*it.1].ty.dtype.is_fp8());
-    for (i, &of) in stored {
-        let [found, all] =
-            [first + i, of].map(|it| decode(&slots[it].ty, &after[slots[it].range()]));
+    for (amax, of) in amaxes_of(op, slots.len()) {
+        if slots[of].ty.dtype.is_fp8() {
+            continue;
+        }
+        let [found, all] = [amax, of].map(|it| decode(&slots[it].ty, &after[slots[it].range()]));
         let expected = all.data.iter().fold(0.0, |res, it| f64::max(res, it.abs()));
         if found.data != [expected] {
             let found = &found.data;
@@ -383,6 +385,24 @@ fn same_amaxes(op: &Op, slots: &[&Slot], after: &[u8]) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Results that are amaxes, and those that they are of.
+fn amaxes_of(op: &Op, n_results: usize) -> Vec<(usize, usize)> {
+    match op {
+        Op::Fused(Fused { body }) => {
+            let amaxes = body.numbered().filter(|it| matches!(it.1.op, Op::Amax(_)));
+            amaxes
+                .filter_map(|(first, step)| {
+                    Some((body.result_of(first)?, body.result_of(step.inputs[0])?))
+                })
+                .collect()
+        }
+        op => op.amaxes().map_or(Vec::new(), |it| {
+            let first = n_results - it.of.len();
+            it.of.iter().enumerate().map(|(i, &of)| (first + i, of)).collect()
+        }),
+    }
 }
 
 /// Codes are between those of a number that is smaller by `tolerance` of it and of the root mean square, and of one
@@ -413,20 +433,26 @@ fn within(
     }
 }
 
-/// How many of the results are those of the reference in f32, bit for bit: a sum is one in another order.
-fn n_exact(op: &Op, n_results: usize) -> usize {
-    if op.is_exact() { n_results - op.sums().of.len() } else { 0 }
+/// Returns true if a result is that of the reference in f32, bit for bit: a sum is one in another order.
+fn is_exact(op: &Op, result: usize) -> bool {
+    if let Op::Fused(Fused { body }) = op
+        && let Some((step, _)) = body.maker(body.results()[result])
+        && step.inputs.iter().any(|&it| body.maker(it).is_some())
+    {
+        return false;
+    }
+    op.maker(result).0.is_exact()
 }
 
-/// The first `n` results must be those of the reference in f32, as they are stored.
+/// Results that are `exact` must be those of the reference in f32, as they are stored.
 fn same_bits(
     call: &Call,
     operands: &[Tensor<f64>],
     slots: &[&Slot],
-    n: usize,
+    exact: &[bool],
     after: &[u8],
 ) -> Result<(), String> {
-    if n == 0 {
+    if !exact.contains(&true) {
         return Ok(());
     }
     let narrow = |it: &Tensor<f64>| Tensor {
@@ -436,7 +462,10 @@ fn same_bits(
     let operands: Vec<Tensor<f32>> = operands.iter().map(narrow).collect();
     let shapes: Vec<_> = slots.iter().map(|it| local_shape(&it.ty.shape)).collect();
     let expected = run_reference(&call.op, &operands, &shapes, &call.all_bounds());
-    for (i, (expected, slot)) in expected.iter().zip(slots).enumerate().take(n) {
+    for (i, (expected, slot)) in expected.iter().zip(slots).enumerate() {
+        if !exact[i] {
+            continue;
+        }
         let wide: Vec<f64> = expected.data.iter().map(|&it| it.into()).collect();
         let dtype = slot.ty.dtype;
         let (expected, found) = (encode(dtype, &wide), &after[slot.range()]);
@@ -488,7 +517,7 @@ fn tolerance(call: &Call, dtype: DType) -> f64 {
         }
         DType::F32 => wide,
         // Codes of what is computed on the way.
-        DType::E4M3 | DType::E5M2 if call.op.codes().is_some() => wide,
+        DType::E4M3 | DType::E5M2 if call.op.makes_codes() => wide,
         // Codes of the same bytes are equal bit for bit.
         DType::I32 | DType::E4M3 | DType::E5M2 => 0.0,
     }

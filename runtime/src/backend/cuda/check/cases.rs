@@ -3,13 +3,15 @@
 mod codes;
 
 use ir::ops::{
-    Activation, ActivationGrad, ActivationKind, Adam, AdamW, Add, Amaxes, Attention, AttentionGrad,
-    BiasAdd, Cast, CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, Codes, CrossEntropy, Dropout,
-    Embedding, EmbeddingGrad, Glu, GluGrad, GluKind, LayerNorm, LayerNormGrad, LocalBound, Matmul,
-    Mul, Number, Op, OpKind, RmsNorm, RmsNormGrad, Rope, Sample, SampleInput, Scale, Sgd,
-    SumLeading, SumSquares, Sums, Tensor, Transpose, Values, apply,
+    Activation, ActivationGrad, ActivationKind, Adam, AdamW, Add, Amax, Amaxes, Attention,
+    AttentionGrad, BiasAdd, Body, Cast, CeLoss, CeLossGrad, CeMax, CeStats, CeStatsGrad, Codes,
+    Copies, CrossEntropy, Dropout, Embedding, EmbeddingGrad, Fused, Glu, GluGrad, GluKind,
+    LayerNorm, LayerNormGrad, LocalBound, Matmul, Mul, Number, Op, OpKind, Quantize, RmsNorm,
+    RmsNormGrad, Rope, Sample, SampleInput, Scale, Sgd, Source, SumLeading, SumSquares, Tensor,
+    Transpose, Values, apply,
 };
 use ir::{DType, TensorType};
+use kernels::cuda::runs;
 
 /// Ops to run as one program.
 #[derive(Debug, Clone)]
@@ -97,7 +99,9 @@ pub(super) fn cases() -> Vec<Case> {
 
 /// Whether it is what a rank runs: one that holds several pieces takes amaxes by `amax`.
 fn is_of_a_rank(op: &Op) -> bool {
+    let number = |it: &Op| !matches!(it, Op::Amax(it) if it.pieces.iter().any(|it| it.1 != 1));
     op.amaxes().is_none_or(Amaxes::are_numbers)
+        && (op.kind() != OpKind::Fused || op.parts().all(number) && runs(op))
 }
 
 /// Whether a device runs it alone: the others are done by communicators, or are gone before.
@@ -145,38 +149,27 @@ fn elementwise() -> Vec<Case> {
         res.extend(floats(Scale { factor: 0.3.into() }, &[one]));
         res.extend(floats(Cast { to: DType::F32 }, &[one]));
         res.extend(floats(Cast { to: DType::Bf16 }, &[one]));
-        let kind = GluKind::Swiglu;
-        for (of, made) in WAYS {
-            let (amax, codes) = (amaxes(of), codes(made));
-            res.extend(floats(Glu { amax, codes, ..Glu::new(kind) }, &[one, one]));
-        }
-        for (recompute, of) in
-            [(false, &[][..]), (true, &[]), (false, &[0, 1]), (false, &[1]), (true, &[2, 0, 1])]
-        {
-            let op = GluGrad { recompute, amax: amaxes(of), ..GluGrad::new(kind) };
-            res.extend(floats(op, &[one, one, one]));
+        let (grad, again) = gradients_of_glus();
+        for way in WAYS {
+            res.extend(fused(&[Glu::new(GluKind::Swiglu).into()], one, way, &[]));
         }
         let (e4m3, e5m2) = (DType::E4M3, DType::E5M2);
-        for (recompute, of, made) in [
-            (false, &[1, 0][..], &[(1, e5m2), (0, e5m2)][..]),
-            (false, &[], &[(0, e4m3)]),
-            (true, &[0], &[(2, e4m3), (0, e5m2)]),
+        for (core, of, made) in [
+            (&grad[..], &[][..], &[][..]),
+            (&again[..], &[], &[]),
+            (&grad, &[0, 1], &[]),
+            (&grad, &[1], &[]),
+            (&again, &[2, 0, 1], &[]),
+            (&grad, &[1, 0], &[(1, e5m2), (0, e5m2)]),
+            (&grad, &[], &[(0, e4m3)]),
+            (&again, &[0], &[(2, e4m3), (0, e5m2)]),
         ] {
-            let (amax, codes) = (amaxes(of), codes(made));
-            let op = GluGrad { recompute, amax, codes, ..GluGrad::new(kind) };
-            res.extend(floats(op, &[one, one, one]));
+            res.extend(fused(core, one, (of, made), &[]));
         }
         for kind in ActivationKind::ALL {
-            for (of, made) in WAYS {
-                let (amax, codes) = (amaxes(of), codes(made));
-                let op = Activation { amax, codes, ..Activation::new(kind) };
-                let grad = ActivationGrad {
-                    amax: op.amax.clone(),
-                    codes: op.codes.clone(),
-                    ..ActivationGrad::new(kind)
-                };
-                res.extend(floats(op, &[one]));
-                res.extend(floats(grad, &[one, one]));
+            for way in WAYS {
+                res.extend(fused(&[Activation::new(kind).into()], one, way, &[]));
+                res.extend(fused(&[ActivationGrad::new(kind).into()], one, way, &[]));
             }
         }
         res.extend(in_both(Sample::floats(SumSquares {}, &[one])));
@@ -201,29 +194,90 @@ fn elementwise() -> Vec<Case> {
 fn summed() -> Vec<Case> {
     let mut res = Vec::new();
     let shapes: [&[u64]; 5] = [&[1, 1], &[2, 37, 1001], &[1000, 517], &[3, 43, 264], &[ROWS, 4096]];
+    let (grad, again) = gradients_of_glus();
+    let e5m2 = &[(0, DType::E5M2), (1, DType::E5M2)][..];
     for (shape, dtype) in
         shapes.into_iter().flat_map(|it| [DType::F32, DType::Bf16].map(|dtype| (it, dtype)))
     {
-        let sums = |of: &[usize]| Sums { of: of.iter().map(|&it| (it, dtype)).collect() };
-        for (of, made) in WAYS {
-            let (amax, codes, sums) = (amaxes(of), codes(made), sums(&[0]));
-            let op =
-                ActivationGrad { amax, codes, sums, ..ActivationGrad::new(ActivationKind::Gelu) };
-            res.extend(floats(op, &[shape, shape]));
+        let sums: &[(usize, DType)] = &[(1, dtype), (0, dtype)];
+        for way in WAYS {
+            let op = ActivationGrad::new(ActivationKind::Gelu).into();
+            res.extend(fused(&[op], shape, way, &sums[1..]));
         }
-        let e5m2 = |of: &[usize]| -> Vec<_> { of.iter().map(|&it| (it, DType::E5M2)).collect() };
-        for (recompute, of, made, summed) in [
-            (false, &[][..], &[][..], &[1][..]),
-            (false, &[1, 0], &[1, 0], &[1, 0]),
-            (true, &[0], &[0], &[0]),
-            (true, &[0, 1], &[0, 1], &[0, 1]),
+        for (core, of, made, sums) in [
+            (&grad[..], &[][..], &[][..], &sums[..1]),
+            (&grad, &[1, 0], e5m2, sums),
+            (&again, &[0], &e5m2[..1], &sums[1..]),
+            (&again, &[0, 1], e5m2, sums),
         ] {
-            let (amax, codes, sums) = (amaxes(of), codes(&e5m2(made)), sums(summed));
-            let op = GluGrad { recompute, amax, codes, sums, ..GluGrad::new(GluKind::Swiglu) };
-            res.extend(floats(op, &[shape, shape, shape]));
+            res.extend(fused(core, shape, (of, made), sums));
         }
     }
     res
+}
+
+/// The gradient of a glu, and both.
+fn gradients_of_glus() -> ([Op; 1], [Op; 2]) {
+    let (glu, grad) = (Glu::new(GluKind::Swiglu), GluGrad::new(GluKind::Swiglu));
+    ([grad.clone().into()], [grad.into(), glu.into()])
+}
+
+/// Ops on operands of one shape, of which the second reads the last operands of the first; and the amaxes of these
+/// results, their codes, and their sums in these types. In both types.
+fn fused(core: &[Op], shape: &[u64], (of, made): Way<'_>, sums: &[(usize, DType)]) -> Vec<Case> {
+    let n_args = |op: &Op| match op {
+        Op::Activation(_) => 1,
+        Op::GluGrad(_) => 3,
+        _ => 2,
+    };
+    let n_results = |op: &Op| if let Op::GluGrad(_) = op { 2 } else { 1 };
+    let case = |dtype: DType| {
+        let n = n_args(&core[0]);
+        let ty = TensorType::new(dtype, shape);
+        let mut types = vec![&ty; n];
+        let scale = TensorType::scalar(DType::F32);
+        let dtypes = types.iter().map(|it| it.dtype);
+        let mut body = Body::of(&core[0], dtypes, n_results(&core[0]))?;
+        for op in &core[1..] {
+            let last: Vec<Source> = (n - n_args(op)..n).map(Source::Operand).collect();
+            body = body.then(op, &last, n_results(op))?;
+        }
+        let wide = made.iter().chain(sums);
+        for &(of, _) in wide {
+            body = body.widened(of, &types).ok()??;
+        }
+        let mut order: Vec<usize> = (0..body.results().len()).collect();
+        for &(of, to) in made {
+            order[of] = body.results().len();
+            let quantize = Quantize::new(to, Copies::Rows).into();
+            body = body.then(&quantize, &[Source::Result(of), Source::New(DType::F32)], 1)?;
+            types.push(&scale);
+        }
+        for &(of, to) in sums {
+            order.push(body.results().len());
+            let sum = SumLeading { out: Some(to) }.into();
+            body = body.then(&sum, &[Source::Result(of)], 1)?;
+            // What is summed is what is computed, which is then stored in its own type.
+            if order[of] == of && dtype != DType::F32 {
+                order[of] = body.results().len();
+                body = body.then(&Cast { to: dtype }.into(), &[Source::Result(of)], 1)?;
+            }
+        }
+        for &of in of {
+            let coded = made.iter().any(|it| it.0 == of);
+            let read = Source::Result(if coded { of } else { order[of] });
+            order.push(body.results().len());
+            body = body.then(&Amax::default().into(), &[read], 1)?;
+        }
+        let body = body.returning(&order)?;
+        let op = body.alone().cloned().unwrap_or_else(|| Fused { body }.into());
+        let shapes: Vec<&[u64]> = types.iter().map(|it| it.shape.as_slice()).collect();
+        let mut sample = Sample::floats(op, &shapes);
+        sample.inputs[..n].iter_mut().for_each(|it| it.ty.dtype = dtype);
+        let sample = (n..shapes.len()).fold(sample, |it, scale| it.fill(scale, Values::Positive));
+        Some(one(call(&sample), dtype))
+    };
+    [DType::F32, DType::Bf16].into_iter().map(|it| case(it).expect("it is a body")).collect()
 }
 
 /// Amaxes of these results.
@@ -237,10 +291,10 @@ fn codes(of: &[(usize, DType)]) -> Codes {
 }
 
 /// Results of which there are amaxes, and those that are codes.
-type Way = (&'static [usize], &'static [(usize, DType)]);
+type Way<'a> = (&'a [usize], &'a [(usize, DType)]);
 
 /// Amaxes and codes that the kernels of a first result give with it or as it.
-const WAYS: [Way; 4] =
+const WAYS: [Way<'static>; 4] =
     [(&[], &[]), (&[0], &[]), (&[], &[(0, DType::E5M2)]), (&[0], &[(0, DType::E4M3)])];
 
 fn norms() -> Vec<Case> {

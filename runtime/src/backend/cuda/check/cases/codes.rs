@@ -2,9 +2,9 @@
 
 use ir::DType;
 use ir::ops::{
-    Along, Amax, Concat, Copies, DelayedScale, DelayedUpdate, Fill, Granule, Hadamard, LocalBound,
-    Op, PadDim, QuantMatmul, QuantScale, Quantize, QuantizeBlock, RoundMx, RoundNvFp4, Sample,
-    SliceDim, Sums, Transpose, Values,
+    Along, Amax, Body, Concat, Copies, DelayedScale, DelayedUpdate, Fill, Fused, Granule, Hadamard,
+    LocalBound, Op, PadDim, QuantMatmul, QuantScale, Quantize, QuantizeBlock, RoundMx, RoundNvFp4,
+    Sample, SliceDim, Source, SumLeading, Transpose, Values,
 };
 use ir::quant::AmaxAlgo;
 
@@ -132,21 +132,32 @@ fn quantize() -> Vec<Case> {
     let mut res = Vec::new();
     for to in FORMATS {
         for copies in [Copies::Rows, Copies::Columns, Copies::Both] {
-            let plain = |shape: &[u64], scale: &[u64], pieces: &[usize], sums| {
-                let pieces = pieces.to_vec();
-                let op = Quantize { pieces, sums, ..Quantize::new(to, copies) };
-                in_both(Sample::floats(op, &[shape, scale]).fill(1, Values::Positive))
+            let op = |pieces: &[usize]| {
+                Op::from(Quantize { pieces: pieces.to_vec(), ..Quantize::new(to, copies) })
+            };
+            let plain = |shape: &[u64], scale: &[u64], pieces: &[usize]| {
+                in_both(Sample::floats(op(pieces), &[shape, scale]).fill(1, Values::Positive))
+            };
+            let summed = |shape: &[u64], scale: &[u64], pieces: &[usize], sum: DType| {
+                [DType::F32, DType::Bf16].map(|dtype| {
+                    let n = if copies == Copies::Both { 2 } else { 1 };
+                    let body = Body::of(&op(pieces), [dtype, DType::F32], n).expect("a body");
+                    let sum = SumLeading { out: Some(sum) }.into();
+                    let body = body.then(&sum, &[Source::Operand(0)], 1).expect("a body");
+                    let mut sample = Sample::floats(Fused { body }, &[shape, scale]);
+                    sample.inputs[0].ty.dtype = dtype;
+                    one(call(&sample.fill(1, Values::Positive)), dtype)
+                })
             };
             let make = |shape: &[u64], scale: &[u64], pieces: &[usize]| {
-                let some = plain(shape, scale, pieces, Sums::default());
+                let some = plain(shape, scale, pieces);
                 some.into_iter().map(|it| it.holding(0, Content::Wide))
             };
             for sum in [DType::F32, DType::Bf16] {
-                let sums = || Sums { of: [(0, sum)].into() };
-                res.extend(shapes.iter().flat_map(|it| plain(it, &[], &[], sums())));
+                res.extend(shapes.iter().flat_map(|it| summed(it, &[], &[], sum)));
                 // More rows of squares than one block adds up; several scales.
-                res.extend(plain(&[70_001, 40], &[], &[], sums()));
-                res.extend(plain(&[36, 5, 22], &[4, 2], &[0, 2], sums()));
+                res.extend(summed(&[70_001, 40], &[], &[], sum));
+                res.extend(summed(&[36, 5, 22], &[4, 2], &[0, 2], sum));
             }
             let some: Vec<Case> = shapes.iter().flat_map(|it| make(it, &[], &[])).collect();
             res.extend(batches(&some));
