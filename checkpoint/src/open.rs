@@ -276,6 +276,15 @@ impl Checkpoint {
         self.whole_items(tensor, chunk).map(fetch).sum()
     }
 
+    /// Checks the items that a box covers whole, in the order of their bytes, which is that in which the system reads ahead.
+    /// Whoever reads an archive needs its end first, and would wait for it.
+    pub fn check_whole_items(&self, key: &str, chunk: &Chunk) -> Result<(), CheckpointError> {
+        let Some(tensor) = self.tensor(key) else { return Ok(()) };
+        let check =
+            |it: &StoredChunk| self.check_bytes(key, Some(&it.chunk), &it.item, 0..it.item.len);
+        self.whole_items(tensor, chunk).try_for_each(check)
+    }
+
     /// Whether every item of a tensor is there and is what the index says, so that the tensor is as large.
     pub fn check_items(&self, key: &str) -> Result<(), CheckpointError> {
         self.check_cover(key)?;

@@ -681,6 +681,7 @@ impl Rank {
                 ahead += bytes.max(volume(&local.chunk));
             }
             ahead = ahead.saturating_sub(n);
+            files.checkpoint.check_whole_items(key, &local.chunk)?;
             match entry.source {
                 Source::Buffer(buffer) => {
                     let mut fetch = |chunk: &Chunk, out: &mut [u8]| {
