@@ -33,7 +33,8 @@ pub(super) use join::factors;
 /// A value of a body, by its number: first come operands, and then the results of each step.
 pub type Slot = u8;
 
-/// See the [module docs](self). [`Body::new`] makes one, so that every slot is there before it is read.
+/// A small program of ops that runs as one, shared by all nodes that do the same. [`Body::new`] makes one, so that every
+/// slot is there before it is read.
 #[derive(Clone)]
 pub struct Body(Arc<BodyData>);
 
